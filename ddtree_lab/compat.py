@@ -1,0 +1,84 @@
+"""Differences between transformers versions, each found by looking and not by a version number.
+
+* The forward's cache argument is `past_key_values` before 5.24 and `cache` from then on.
+* A recurrent cache layer holds its states as tensors before 5.15 and as dicts of tensors later.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
+
+RECURRENT_STATE_NAMES = ("conv_states", "recurrent_states")
+
+
+@lru_cache(maxsize=256)
+def _forward_parameters(model_class: type) -> frozenset[str]:
+    return frozenset(inspect.signature(model_class.forward).parameters)
+
+
+def cache_keyword(model: PreTrainedModel) -> str:
+    """The name of the forward argument that takes the cache."""
+    return "cache" if "cache" in _forward_parameters(type(model)) else "past_key_values"
+
+
+def forward_kwargs(model: PreTrainedModel, **wanted: Any) -> dict[str, Any]:
+    """`wanted` without `None`s and without what the model's forward does not name."""
+    known = _forward_parameters(type(model))
+    return {name: value for name, value in wanted.items() if value is not None and name in known}
+
+
+def text_config(model: PreTrainedModel) -> Any:
+    """The configuration of the decoder, also inside a multimodal wrapper."""
+    return model.config.get_text_config(decoder=True)
+
+
+def is_recurrent(layer: Any) -> bool:
+    """Whether a cache layer holds states that are overwritten, not appended to."""
+    return hasattr(layer, "recurrent_states") or hasattr(layer, "conv_states")
+
+
+def iter_states(layer: Any) -> Iterator[tuple[str, int | None, Tensor]]:
+    """Each initialised recurrent state of a cache layer: attribute name, index in it, tensor."""
+    for name in RECURRENT_STATE_NAMES:
+        held = getattr(layer, name, None)
+        items = held.items() if isinstance(held, dict) else [(None, held)]
+        for index, tensor in items:
+            if isinstance(tensor, Tensor):
+                yield name, index, tensor
+
+
+def get_state(layer: Any, name: str) -> Tensor:
+    """The layer's first state called `name` (`"conv_states"` or `"recurrent_states"`)."""
+    for found, _, tensor in iter_states(layer):
+        if found == name:
+            return tensor
+    raise ValueError(f"cache: a {type(layer).__name__} holds no {name} yet; prefill the prompt first.")
+
+
+def set_state(layer: Any, name: str, tensor: Tensor) -> None:
+    """Put a new tensor in place of the layer's first state called `name`; the old one stays as it was."""
+    held = getattr(layer, name)
+    if isinstance(held, dict):
+        held[next(iter(held))] = tensor
+    else:
+        setattr(layer, name, tensor)
+
+
+def layer_tensors(layer: Any) -> dict[str, Tensor]:
+    """Every tensor of committed context in a cache layer, by a readable name."""
+    tensors = {name: getattr(layer, name, None) for name in ("keys", "values")}
+    found = {name: t for name, t in tensors.items() if isinstance(t, Tensor) and t.numel()}
+    for name, index, tensor in iter_states(layer):
+        found[name if index is None else f"{name}[{index}]"] = tensor
+    return found
+
+
+def num_layers(cache: Cache) -> int:
+    return len(getattr(cache, "layers", ()))

@@ -1,0 +1,63 @@
+"""How a stage's record prints itself: one `__rich__`, lowered to terminal text and to HTML."""
+
+from __future__ import annotations
+
+import html
+import io
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+TEXT_WIDTH = 100
+
+
+class Record:
+    """Base of everything a stage returns.
+
+    A subclass describes itself once, in `__rich__`. `print(record)` and a terminal show that as
+    text, a notebook as preformatted HTML with the same text; `repr(record)` stays one line.
+    """
+
+    def __rich__(self) -> RenderableType:
+        return repr(self)
+
+    def to_text(self, *, width: int = TEXT_WIDTH, ascii: bool = False) -> str:  # noqa: A002
+        """The record as plain text.
+
+        Args:
+            width: columns of the page.
+            ascii: draw boxes and guides with ASCII characters only.
+        """
+        from rich.console import Console
+
+        # An explicit encoding makes rich choose ASCII guides; width and colour do not depend on
+        # the terminal the caller happens to have.
+        stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii" if ascii else "utf-8", errors="replace")
+        console = Console(file=stream, width=width, color_system=None, force_jupyter=False, legacy_windows=False)
+        console.print(self)
+        stream.seek(0)
+        return stream.read().rstrip("\n")
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        text = self.to_text()
+        style = "line-height:1.2;font-family:monospace;white-space:pre;overflow-x:auto"
+        return {"text/plain": text, "text/html": f'<pre style="{style}">{html.escape(text)}</pre>'}
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Binary units with three significant digits: `format_bytes(150994944)` → `'144 MiB'`.
+
+    >>> format_bytes(150994944)
+    '144 MiB'
+    >>> format_bytes(12)
+    '12 B'
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(num_bytes) < 1024:
+            return f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.3g} TiB"

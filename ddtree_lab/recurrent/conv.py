@@ -1,0 +1,42 @@
+"""The short causal convolution over a tree: a node's window is its own ancestors'.
+
+With kernel size K a node sees itself and its last K − 1 ancestors, and where the path is shorter the
+committed window. The readable twin is `naive.tree_conv_scan`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+def tree_conv(
+    inputs: Float[Tensor, "node channel"],
+    window: Float[Tensor, "channel kernel"],
+    weight: Float[Tensor, "channel kernel"],
+    bias: Float[Tensor, " channel"] | None,
+    columns: Int[Tensor, "node kernel"],
+) -> Float[Tensor, "node channel"]:
+    """Depthwise convolution of every node over its ancestor window.
+
+    Args:
+        inputs: pre-convolution activations of the nodes.
+        window: the last K committed inputs, the newest last.
+        columns: for each node the K columns of `[window, inputs]` it sees, oldest first
+            (`TreeTopology.conv_columns`).
+    """
+    history = torch.cat([window.mT, inputs])  # (K + N, C)
+    seen = history[columns]  # (N, K, C)
+    out = torch.einsum("nkc,ck->nc", seen, weight)
+    return out if bias is None else out + bias
+
+
+def window_after(
+    inputs: Float[Tensor, "node channel"], window: Float[Tensor, "channel kernel"], path: Sequence[int]
+) -> Float[Tensor, "channel kernel"]:
+    """The committed window after a root path: its last K inputs, older ones from `window`."""
+    taken = inputs[torch.as_tensor(path, device=inputs.device)].mT  # (C, P)
+    return torch.cat([window, taken.to(window.dtype)], dim=1)[:, -window.shape[1] :]

@@ -1,0 +1,124 @@
+"""Mask constructor: each node sees the committed context, its ancestors and itself.
+
+The mask only reaches attention layers. Recurrent layers have no mask to honour; what they need
+instead is in `ddtree_lab.recurrent`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ddtree_lab.records import Record
+from ddtree_lab.stages.tree import DraftTree
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@dataclass(frozen=True, eq=False)
+class TreeMask(Record):
+    """What the attention layers need to see a tree.
+
+    Args:
+        additive: 0 where a row may look, the dtype's minimum elsewhere. Additive rather than bool
+            because eager attention *adds* a bool mask, silently (0 and 1).
+        position_ids: past_length + depth.
+        past_length: committed tokens before the root.
+        windowed: the masks of sliding-window layers by window size. Their cache holds the last
+            `window - 1` committed rows only, so these masks are narrower.
+    """
+
+    additive: Float[Tensor, "1 1 node keys"]
+    position_ids: Int[Tensor, "1 node"]
+    past_length: int
+    windowed: dict[int, Float[Tensor, "1 1 node windowed_keys"]] = field(default_factory=dict)
+
+    @property
+    def visible(self) -> Bool[Tensor, "node keys"]:
+        """True where a row may look."""
+        return self.additive[0, 0] == 0
+
+    @property
+    def num_nodes(self) -> int:
+        return self.additive.shape[-2]
+
+    def __repr__(self) -> str:
+        windows = f", windows {sorted(self.windowed)}" if self.windowed else ""
+        return f"TreeMask({self.num_nodes} nodes after {self.past_length} tokens{windows})"
+
+    def __rich__(self) -> Table:
+        from rich.table import Table
+
+        table = Table(
+            title=f"mask: {self.num_nodes} rows × ({self.past_length} committed + {self.num_nodes} nodes)",
+            title_justify="left",
+        )
+        table.add_column("row", justify="right")
+        table.add_column("position", justify="right")
+        table.add_column("committed")
+        table.add_column("nodes seen (● self, ○ ancestor)")
+        seen = self.visible[:, self.past_length :].cpu().numpy()
+        for i in range(self.num_nodes):
+            row = "".join("●" if j == i else "○" if seen[i, j] else "·" for j in range(self.num_nodes))
+            table.add_row(str(i), str(int(self.position_ids[0, i])), "all", row)
+        return table
+
+
+def build_mask(
+    tree: DraftTree,
+    past_length: int,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    windows: Sequence[int] = (),
+) -> TreeMask:
+    """The 4-D additive mask and the position ids of a tree after `past_length` committed tokens.
+
+    Args:
+        windows: sliding-window sizes of the target's layers; a query at position p sees keys at
+            positions above p − window (the Hugging Face convention, itself included).
+    """
+    if past_length < 0:
+        raise ValueError(f"past_length is {past_length}; it counts committed tokens, so 0 or more.")
+    n = tree.num_nodes
+    positions = past_length + tree.depths  # [n]
+    key_positions = np.concatenate([np.arange(past_length), positions])  # [past + n]
+    visible = np.concatenate([np.ones((n, past_length), dtype=bool), tree.visibility], axis=1)
+    windowed = {}
+    for window in sorted(set(windows)):
+        near = visible & (key_positions[None, :] > positions[:, None] - window)
+        first_kept = max(0, past_length - (window - 1))  # older rows have left the cache
+        windowed[window] = _additive(near[:, first_kept:], dtype, device)
+    return TreeMask(
+        additive=_additive(visible, dtype, device),
+        position_ids=torch.from_numpy(positions).to(device)[None],
+        past_length=past_length,
+        windowed=windowed,
+    )
+
+
+def build_mask_naive(tree: DraftTree, past_length: int, window: int | None = None) -> Bool[np.ndarray, "node keys"]:
+    """The same visibility, one pair at a time, over all keys: the definition spelled out."""
+    n = tree.num_nodes
+    visible = np.zeros((n, past_length + n), dtype=bool)
+    for query in range(n):
+        ancestors = tree.path(query)
+        position = past_length + len(ancestors) - 1
+        for key in range(past_length + n):
+            is_committed = key < past_length
+            key_position = key if is_committed else past_length + len(tree.path(key - past_length)) - 1
+            on_path = is_committed or key - past_length in ancestors
+            visible[query, key] = on_path and (window is None or position - key_position < window)
+    return visible
+
+
+def _additive(visible: np.ndarray, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    allowed = torch.from_numpy(np.ascontiguousarray(visible)).to(device)
+    mask = torch.zeros(visible.shape, dtype=dtype, device=device)
+    return mask.masked_fill_(~allowed, torch.finfo(dtype).min)[None, None]

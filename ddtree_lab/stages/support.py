@@ -1,0 +1,109 @@
+"""Which verify method is exact on a target, and why not where it is not."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
+
+from ddtree_lab.compat import is_recurrent
+from ddtree_lab.records import format_bytes
+from ddtree_lab.recurrent.ports import find_recurrent_modules
+from ddtree_lab.stages.cache import describe_cache, layer_kinds, make_cache
+from ddtree_lab.stages.tree import DraftTree
+
+METHODS = ("auto", "tree", "scan", "paths", "flattened")
+MASKABLE_KINDS = {"full_attention", "sliding_attention", "linear_attention"}
+# A probe's difference above this share of the logits' range is no rounding; wrong masks give O(1).
+PROBE_TOLERANCE = {"float64": 1e-3, "float32": 1e-3, "bfloat16": 0.1, "float16": 0.05}
+
+Probe = Callable[[PreTrainedModel], tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class TreeSupport:
+    """Whether one masked pass over a tree is exact on a target.
+
+    Args:
+        modules: layer index → recurrent module with a port.
+        reason: why a tree pass would not be exact; empty if it is.
+    """
+
+    modules: dict[int, nn.Module]
+    reason: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return not self.reason
+
+
+def tree_support(target: PreTrainedModel) -> TreeSupport:
+    """Judge a target by its layers alone, without running it."""
+    cache = make_cache(target)
+    modules = find_recurrent_modules(target)
+    for i, (layer, kind) in enumerate(zip(cache.layers, layer_kinds(target), strict=False)):
+        name = type(layer).__name__
+        if is_recurrent(layer):
+            if i not in modules or isinstance(layer, DynamicLayer):
+                return TreeSupport(modules, f"layer {i} ({kind}) is recurrent and has no tree-structured port")
+        elif type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) and name != "DummyLayer":
+            return TreeSupport(modules, f"layer {i} keeps a {name}, whose rows cannot be rearranged")
+        elif kind not in MASKABLE_KINDS:
+            return TreeSupport(modules, f"layer {i} is {kind}, for which no tree mask is known")
+    if not cache.layers:
+        return TreeSupport(modules, "the library gives it no cache layers")
+    return TreeSupport(modules)
+
+
+_probed: weakref.WeakKeyDictionary[PreTrainedModel, dict[str, str]] = weakref.WeakKeyDictionary()
+
+
+def probe_support(target: PreTrainedModel, probe: Probe) -> str:
+    """Why a tree pass is not exact on this very model, found by running one; empty if it is.
+
+    An architecture may use what a mask cannot express (positions taken from the cache slot, say),
+    and its config does not tell. Run once a model and attention back end.
+    """
+    backend = str(target.config._attn_implementation)
+    known = _probed.setdefault(target, {})
+    if backend not in known:
+        dtype = str(target.dtype).removeprefix("torch.")
+        try:
+            error, scale = probe(target)
+        except (ValueError, TypeError, RuntimeError, AttributeError, KeyError, IndexError, NotImplementedError) as fault:
+            known[backend] = f"a trial tree pass failed under {backend} attention ({type(fault).__name__}: {fault})"
+        else:
+            exact = error <= PROBE_TOLERANCE.get(dtype, 0.1) * scale
+            known[backend] = "" if exact else (
+                f"a trial tree pass under {backend} attention differs from the paths alone by {error:.2g} "
+                f"on logits of scale {scale:.2g}"
+            )  # fmt: skip
+    return known[backend]
+
+
+def resolve_method(target: PreTrainedModel, cache: Cache, tree: DraftTree, method: str, probe: Probe) -> str:
+    """The method to run: what was asked for if it is exact, or the best exact one for `"auto"`.
+
+    Raises:
+        ValueError: an unknown method, or one that would be wrong without saying so.
+    """
+    if method not in METHODS:
+        raise ValueError(f"method is {method!r}; choose one of {', '.join(map(repr, METHODS))}.")
+    if method in ("paths", "flattened"):
+        return method
+    support = tree_support(target)
+    reason = support.reason or probe_support(target, probe)
+    if not reason:
+        return "tree" if method == "auto" else method
+    if method == "auto":
+        return "paths"
+    num_leaves = len(tree.leaves())
+    cost = format_bytes(describe_cache(cache).num_bytes * num_leaves)
+    raise ValueError(
+        f"method={method!r} would not be exact on {type(target).__name__}: {reason}. Use method='paths', which costs "
+        f"{num_leaves} batch rows and {cost} of cache copies for this tree, or register a port."
+    )

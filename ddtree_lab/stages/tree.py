@@ -1,0 +1,347 @@
+"""Tree builder: the drafter's marginals become a best-first tree (DDTree, algorithm 1).
+
+A node's score is the sum of the drafter's log-probabilities along its path. The tree of budget b
+holds the b best nodes, in the order in which a best-first heap pops them, so
+
+* parents come before their children and scores never increase,
+* the tree of a smaller budget is a prefix of a larger one,
+* the sum of `exp(score)` is the drafter's own expectation of the number of accepted drafts.
+
+`build_tree_heap` is the method as published; `build_tree` gives the same tree, large ones level by
+level with numpy. No torch is imported until logits of that kind arrive, so saved trees open without it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from ddtree_lab.records import Record
+
+if TYPE_CHECKING:
+    from rich.tree import Tree as RichTree
+
+LEVELS_FROM_BUDGET = 256  # below it the heap's few pops cost less than the array calls
+BestFirst = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # parents, depths, ranks, scores
+
+
+@dataclass(frozen=True, eq=False)
+class DraftTree(Record):
+    """A draft tree in topological order, the root (the anchor) at index 0.
+
+    Node i is also verify row i, mask row i and pending cache slot `past_length + i`.
+
+    Args:
+        token_ids: the token of each node.
+        parents: index of the parent, smaller than the node's own; -1 for the root.
+        depths: edges from the root; the root has 0.
+        ranks: the token's rank in the drafter's distribution at its depth; 0 is its favourite.
+            -1 where the drafter did not propose it (the root, a node added by hand).
+        log_probs: the drafter's log-probability of the whole path; 0 for the root.
+    """
+
+    token_ids: Int[np.ndarray, " node"]
+    parents: Int[np.ndarray, " node"]
+    depths: Int[np.ndarray, " node"]
+    ranks: Int[np.ndarray, " node"]
+    log_probs: Float[np.ndarray, " node"]
+    _children: list[dict[int, int]] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        n = len(self.token_ids)
+        if n == 0 or self.parents[0] != -1:
+            raise ValueError("parents must start with -1: node 0 is the root (the anchor token).")
+        order = np.arange(1, n)
+        if n > 1 and not ((self.parents[1:] >= 0) & (self.parents[1:] < order)).all():
+            bad = int(order[(self.parents[1:] < 0) | (self.parents[1:] >= order)][0])
+            raise ValueError(
+                f"parents[{bad}] is {self.parents[bad]}; a parent's index must be between 0 and {bad - 1}, "
+                "so that parents come before their children."
+            )
+        if n > 1 and (self.depths[1:] != self.depths[self.parents[1:]] + 1).any():
+            raise ValueError("depths do not follow from parents: a child is one deeper than its parent.")
+
+    @classmethod
+    def from_parents(
+        cls,
+        token_ids: Any,
+        parents: Any,
+        ranks: Any = None,
+        log_probs: Any = None,
+    ) -> DraftTree:
+        """A tree from its tokens and parents; depths are derived, unknown ranks are -1.
+
+        >>> tree = DraftTree.from_parents([5, 7, 8, 9], [-1, 0, 0, 1])
+        >>> tree.depths.tolist(), tree.path(3)
+        ([0, 1, 1, 2], [0, 1, 3])
+        """
+        parents = np.asarray(parents, dtype=np.int64)
+        n = len(parents)
+        depths = np.zeros(n, dtype=np.int64)
+        for i in range(1, n):
+            if not 0 <= parents[i] < i:
+                break  # reported by __post_init__
+            depths[i] = depths[parents[i]] + 1
+        return cls(
+            token_ids=np.asarray(token_ids, dtype=np.int64),
+            parents=parents,
+            depths=depths,
+            ranks=np.full(n, -1, dtype=np.int64) if ranks is None else np.asarray(ranks, dtype=np.int64),
+            log_probs=np.zeros(n) if log_probs is None else np.asarray(log_probs, dtype=np.float64),
+        )
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes, the root counted: rows of the verify pass."""
+        return len(self.token_ids)
+
+    @property
+    def num_drafted(self) -> int:
+        """Drafted nodes, the root not counted: what the budget limits."""
+        return self.num_nodes - 1
+
+    @property
+    def depth(self) -> int:
+        """Depth of the deepest node: the most drafts a round can accept."""
+        return int(self.depths.max())
+
+    @property
+    def is_chain(self) -> bool:
+        return bool((self.parents == np.arange(-1, self.num_nodes - 1)).all())
+
+    @property
+    def mass(self) -> float:
+        """Σ exp(log_prob) over drafted nodes: the drafter's expected number of accepted drafts."""
+        return float(np.exp(self.log_probs[1:]).sum())
+
+    @cached_property
+    def visibility(self) -> Bool[np.ndarray, "node node"]:
+        """`[i, j]` is True where j is i or an ancestor of i: what row i may attend to."""
+        visible = np.eye(self.num_nodes, dtype=bool)
+        for i in range(1, self.num_nodes):
+            visible[i] |= visible[self.parents[i]]
+        return visible
+
+    def children(self, node: int) -> dict[int, int]:
+        """Child token id → child node. Of two children with one token the first counts."""
+        if self._children is None:
+            table: list[dict[int, int]] = [{} for _ in range(self.num_nodes)]
+            for i in range(1, self.num_nodes):
+                table[self.parents[i]].setdefault(int(self.token_ids[i]), i)
+            object.__setattr__(self, "_children", table)
+        assert self._children is not None
+        return self._children[node]
+
+    def path(self, node: int) -> list[int]:
+        """Nodes from the root to `node`, both included."""
+        nodes = [node]
+        while self.parents[nodes[-1]] >= 0:
+            nodes.append(int(self.parents[nodes[-1]]))
+        return nodes[::-1]
+
+    def leaves(self) -> list[int]:
+        has_child = np.zeros(self.num_nodes, dtype=bool)
+        has_child[self.parents[1:]] = True
+        return [int(i) for i in np.flatnonzero(~has_child)]
+
+    def prefix(self, budget: int) -> DraftTree:
+        """The tree of a smaller budget: the root and the first `budget` pops."""
+        return self._first(max(0, budget) + 1)
+
+    def up_to_depth(self, depth: int) -> DraftTree:
+        """The tree without nodes deeper than `depth`."""
+        keep = self.depths <= depth
+        if keep.all():
+            return self
+        index = np.cumsum(keep) - 1  # old index → new; a kept node's parent is kept too
+        parents = np.where(self.parents[keep] < 0, -1, index[self.parents[keep]])
+        return DraftTree(
+            self.token_ids[keep], parents, self.depths[keep], self.ranks[keep], self.log_probs[keep]
+        )
+
+    def _first(self, n: int) -> DraftTree:
+        return DraftTree(
+            self.token_ids[:n], self.parents[:n], self.depths[:n], self.ranks[:n], self.log_probs[:n]
+        )
+
+    def __repr__(self) -> str:
+        return f"DraftTree({self.num_drafted} drafted nodes, depth {self.depth}, mass {self.mass:.2f})"
+
+    def __rich__(self) -> RichTree:
+        from rich.tree import Tree
+
+        branches = [Tree(f"root [bold]{self.token_ids[0]}[/]")]
+        for i in range(1, self.num_nodes):
+            label = f"{self.token_ids[i]}  [dim]node {i}, rank {self.ranks[i]}, p {np.exp(self.log_probs[i]):.3g}[/]"
+            branches.append(branches[self.parents[i]].add(label))
+        return branches[0]
+
+
+def build_tree(draft_logits: Any, budget: int, root_token_id: int = 0) -> DraftTree:
+    """The `budget` best nodes of the drafter's product distribution, best first.
+
+    The same tree as `build_tree_heap`; a large one is built level by level on arrays.
+
+    Args:
+        draft_logits: [depth, vocab], row d for the token d + 1 after the anchor; a torch tensor or
+            an array. Scores are log-softmax in float32 over the whole vocabulary.
+        budget: drafted nodes at most; the root is not counted. 0 or less gives the root alone.
+        root_token_id: the anchor.
+
+    Raises:
+        ValueError: logits of another shape, or with NaN or +inf in them.
+    """
+    fast = _best_first_heap if budget < LEVELS_FROM_BUDGET else _best_first_levels
+    return _build(draft_logits, budget, root_token_id, fast)
+
+
+def build_tree_heap(draft_logits: Any, budget: int, root_token_id: int = 0) -> DraftTree:
+    """The published builder: a heap, best first; ties go to the smaller tuple of ranks."""
+    return _build(draft_logits, budget, root_token_id, _best_first_heap)
+
+
+def build_chain(draft_logits: Any, root_token_id: int = 0) -> DraftTree:
+    """The DFlash chain: the drafter's favourite at every depth, one below the other."""
+    log_probs, token_ids = top_log_probs(draft_logits, 1)
+    depth = len(log_probs)
+    return DraftTree(
+        token_ids=np.concatenate([[root_token_id], token_ids[:, 0]]).astype(np.int64),
+        parents=np.arange(-1, depth),
+        depths=np.arange(depth + 1),
+        ranks=np.concatenate([[-1], np.zeros(depth, dtype=np.int64)]),
+        log_probs=np.concatenate([[0.0], np.cumsum(log_probs[:, 0], dtype=np.float64)]),
+    )
+
+
+def _build(draft_logits: Any, budget: int, root_token_id: int, best_first: Any) -> DraftTree:
+    log_probs, token_ids = top_log_probs(draft_logits, max(budget, 0))
+    parents, depths, ranks, scores = best_first(log_probs, max(budget, 0))
+    return DraftTree(
+        token_ids=np.concatenate([[root_token_id], token_ids[depths - 1, ranks]]).astype(np.int64),
+        parents=np.concatenate([[-1], parents]).astype(np.int64),
+        depths=np.concatenate([[0], depths]).astype(np.int64),
+        ranks=np.concatenate([[-1], ranks]).astype(np.int64),
+        log_probs=np.concatenate([[0.0], scores]),
+    )
+
+
+def top_log_probs(draft_logits: Any, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Per depth the `width` best log-probabilities, falling, and their tokens: two of [depth, k].
+
+    No more than `width` ranks of a depth can be in a tree of `width` nodes, and k is no larger
+    than the vocabulary. Log-probabilities are rounded to float32, as published, so that two builders agree.
+    """
+    import torch
+
+    logits = torch.as_tensor(draft_logits)
+    if logits.ndim != 2 or logits.shape[1] == 0:
+        raise ValueError(f"draft_logits has shape {list(logits.shape)}; give [depth, vocab].")
+    if not logits.is_floating_point():
+        logits = logits.float()
+    best = torch.topk(logits.detach(), min(width, logits.shape[1]), dim=-1)
+    log_norm = torch.logsumexp(logits.detach().float(), dim=-1, keepdim=True)
+    log_probs = (best.values.float() - log_norm).cpu().numpy()
+    if np.isnan(log_probs).any() or bool(torch.isnan(log_norm).any()) or bool(torch.isposinf(log_norm).any()):
+        raise ValueError(
+            "draft_logits holds NaN or +inf, or a row without a finite value; the drafter's output is "
+            "broken (half precision overflows in its tap fusion, use bfloat16 or float32)."
+        )
+    return log_probs, best.indices.cpu().numpy()
+
+
+def _best_first_heap(log_probs: np.ndarray, budget: int) -> BestFirst:
+    """Pop the best; push its next sibling and its first child; repeat. [depth, k] → four of [n]."""
+    num_depths, width = log_probs.shape
+    lp = log_probs.astype(np.float64).tolist()
+    popped: list[tuple[int, int, int, float]] = []  # parent, depth, rank, score
+    # (−score, ranks along the path, parent node, parent's score)
+    heap = [(-lp[0][0], (0,), 0, 0.0)] if num_depths and width and budget else []
+    while heap and len(popped) < budget:
+        negative, ranks, parent, parent_score = heapq.heappop(heap)
+        depth, rank = len(ranks), ranks[-1]
+        popped.append((parent, depth, rank, -negative))
+        node = len(popped)  # the root is node 0
+        if rank + 1 < width:
+            sibling = parent_score + lp[depth - 1][rank + 1]
+            heapq.heappush(heap, (-sibling, (*ranks[:-1], rank + 1), parent, parent_score))
+        if depth < num_depths:
+            heapq.heappush(heap, (-(-negative + lp[depth][0]), (*ranks, 0), node, -negative))
+    columns = list(zip(*popped, strict=True)) or [(), (), (), ()]
+    parents, depths, ranks_ = (np.array(column, dtype=np.int64) for column in columns[:3])
+    return parents, depths, ranks_, np.array(columns[3], dtype=np.float64)
+
+
+def _best_first_levels(log_probs: np.ndarray, budget: int) -> BestFirst:
+    """The same as the heap, one depth at a time.
+
+    The heap's pop order is the order of (−score, tuple of ranks), because a sibling or child never
+    comes before the node that pushes it. So the tree is the `budget` first nodes in that order, and at each
+    depth the first `budget` nodes contain all that can be in it. Of the products parent i × rank r only those
+    with (i + 1)(r + 1) ≤ budget can be among them: all (i' ≤ i, r' ≤ r) score at least as much.
+    """
+    num_depths, width = log_probs.shape
+    if not (num_depths and width and budget):
+        return _best_first_heap(log_probs, 0)
+    lp = log_probs.astype(np.float64)
+    digits = _RankDigits(num_depths, width)
+    keys, scores = digits.root(), np.zeros(1)
+    levels: list[tuple[np.ndarray, ...]] = []  # per depth: index in the level above, rank, score, key
+    best = np.empty(0)  # scores of the best `budget` nodes so far
+    for d in range(num_depths):
+        counts = np.minimum(width, budget // np.arange(1, len(scores) + 1))
+        parent = np.repeat(np.arange(len(scores)), counts)
+        rank = np.arange(len(parent)) - np.repeat(np.cumsum(counts) - counts, counts)
+        total = scores[parent] + lp[d, rank]
+        best = np.sort(np.concatenate([best, total]))[::-1][:budget]
+        bar = best[-1] if len(best) == budget else -np.inf  # nothing below it can be in the tree
+        cut = counts < width  # rows whose next rank was left out; a tie with the bar there is undecided
+        if (scores[cut] + lp[d, counts[cut]] >= bar).any():
+            return _best_first_heap(log_probs, budget)
+        kept = total >= bar
+        parent, rank, total = parent[kept], rank[kept], total[kept]
+        child_keys = digits.child(keys[parent], d, rank)
+        order = np.lexsort((*child_keys.T[::-1], -total))[:budget]
+        scores, keys = total[order], child_keys[order]
+        levels.append((parent[order], rank[order], scores, keys))
+    return _merge_levels(levels, budget)
+
+
+class _RankDigits:
+    """Tuples of ranks as a few integers that compare in the same order.
+
+    Rank r is the digit r + 1 and a missing one is 0, so a tuple comes before its extensions.
+    """
+
+    def __init__(self, num_depths: int, width: int) -> None:
+        self.bits = (width + 1).bit_length()
+        self.per_word = 62 // self.bits
+        self.num_words = -(-num_depths // self.per_word)
+
+    def root(self) -> np.ndarray:
+        return np.zeros((1, self.num_words), dtype=np.int64)
+
+    def child(self, keys: np.ndarray, depth: int, rank: np.ndarray) -> np.ndarray:
+        word, place = divmod(depth, self.per_word)
+        keys = keys.copy()
+        keys[:, word] |= (rank + 1) << (self.bits * (self.per_word - 1 - place))
+        return keys
+
+
+def _merge_levels(levels: list[tuple[np.ndarray, ...]], budget: int) -> BestFirst:
+    """The first `budget` nodes of all depths in heap order."""
+    sizes = [len(level[0]) for level in levels]
+    starts = np.cumsum([0, *sizes])
+    depths = np.repeat(np.arange(1, len(levels) + 1), sizes)
+    # Index of the parent among all candidates; candidates of depth 1 hang below the root.
+    above = np.concatenate([level[0] + (starts[d - 1] if d else 0) for d, level in enumerate(levels)])
+    ranks, scores, keys = (np.concatenate([level[i] for level in levels]) for i in (1, 2, 3))
+    order = np.lexsort((*keys.T[::-1], -scores))[:budget]
+    node = np.zeros(len(scores), dtype=np.int64)  # candidate → node in the tree
+    node[order] = np.arange(1, len(order) + 1)
+    parents = np.where(depths[order] == 1, 0, node[above[order]])
+    return parents, depths[order], ranks[order], scores[order]

@@ -1,0 +1,77 @@
+"""Tree walk: follow the target's own tokens from the root for as long as the tree has them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ddtree_lab.records import Record
+from ddtree_lab.stages.tree import DraftTree
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Walk(Record):
+    """What a round emits.
+
+    Args:
+        path: accepted nodes, root first.
+        token_ids: the tokens the round emits: the accepted drafts, then the bonus token.
+        bonus_token_id: the target's token at the end of the path, no child there; the next anchor.
+    """
+
+    path: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    bonus_token_id: int
+
+    @property
+    def num_accepted_drafts(self) -> int:
+        """Drafted tokens kept: nodes of the path without the root."""
+        return len(self.path) - 1
+
+    @property
+    def num_emitted_tokens(self) -> int:
+        """Accepted drafts and the bonus token: the paper's τ for this round."""
+        return len(self.path)
+
+    def __repr__(self) -> str:
+        return f"Walk(path={list(self.path)}, bonus_token_id={self.bonus_token_id})"
+
+    def __rich__(self) -> Table:
+        from rich.table import Table
+
+        table = Table(
+            title=f"walk: {self.num_accepted_drafts} accepted drafts, {self.num_emitted_tokens} emitted tokens",
+            title_justify="left",
+        )
+        for name in ("depth", "node", "emits", "what"):
+            table.add_column(name, justify="right" if name != "what" else "left")
+        for depth, node in enumerate(self.path):
+            is_bonus = depth == len(self.path) - 1
+            what = "bonus: no child of the last node" if is_bonus else f"accepted: node {self.path[depth + 1]}"
+            table.add_row(str(depth), str(node), str(self.token_ids[depth]), what)
+        return table
+
+
+def walk_tree(tree: DraftTree, target_token_ids: Any) -> Walk:
+    """Walk from the root: while the target's token at the current node is a child, go there.
+
+    Args:
+        target_token_ids: [n], the target's choice at each node: argmax, or one draw.
+
+    Raises:
+        ValueError: not one token a node.
+    """
+    tokens = [int(token) for token in target_token_ids]
+    if len(tokens) != tree.num_nodes:
+        raise ValueError(
+            f"target_token_ids has {len(tokens)} tokens for a tree of {tree.num_nodes} nodes; "
+            "give the target's token at every node, the root included."
+        )
+    path = [0]
+    while (child := tree.children(path[-1]).get(tokens[path[-1]])) is not None:
+        path.append(child)
+    emitted = tuple(tokens[node] for node in path)
+    return Walk(tuple(path), emitted, emitted[-1])
