@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -29,6 +29,7 @@ from ddtree_lab.recurrent.topology import TreeTopology
 _MISSING = object()
 
 
+@runtime_checkable
 class Factors(Protocol):
     """What a port's pass leaves for the commit."""
 
@@ -36,6 +37,7 @@ class Factors(Protocol):
         """Put the states after a root path into a cache layer, as new tensors."""
 
 
+@runtime_checkable
 class RecurrentPort(Protocol):
     """A tree-structured twin of one module class."""
 

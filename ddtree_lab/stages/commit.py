@@ -10,7 +10,7 @@ from transformers.cache_utils import Cache
 
 from ddtree_lab.compat import set_state
 from ddtree_lab.stages.cache import cache_length, check_cache, fork_cache
-from ddtree_lab.stages.forward import run_target
+from ddtree_lab.stages.forward import continue_target
 from ddtree_lab.stages.tree import DraftTree
 from ddtree_lab.stages.verify import Verification, fingerprint
 
@@ -37,7 +37,7 @@ def commit_path(target: PreTrainedModel, cache: Cache, verification: Verificatio
     _check_fresh(cache, verification)
     fork = fork_cache(cache, clone_states=verification.method == "paths")
     if verification.method == "paths":
-        run_target(target, torch.from_numpy(verification.tree.token_ids[nodes])[None], fork, logits_to_keep=1)
+        continue_target(target, torch.from_numpy(verification.tree.token_ids[nodes])[None], fork)
     else:
         _take_rows(fork, verification, nodes)
     cache.layers = fork.layers

@@ -14,7 +14,8 @@ from transformers.cache_utils import Cache
 
 from ddtree_lab.compat import cache_keyword, forward_kwargs
 from ddtree_lab.records import Record
-from ddtree_lab.stages.cache import check_cache
+from ddtree_lab.stages.cache import cache_length, check_cache
+from ddtree_lab.stages.support import tree_support
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +49,10 @@ def run_target(
         **kwargs: `attention_mask`, `position_ids`, `logits_to_keep`; left out where the model's forward
             has no such argument.
     """
+    past_length = 0 if cache is None else cache_length(cache)
+    if past_length and kwargs.get("position_ids") is None:  # a few models (Bamba) would count from 0 again
+        positions = torch.arange(past_length, past_length + input_ids.shape[1], device=target.device)
+        kwargs["position_ids"] = positions.expand(input_ids.shape)
     extra = forward_kwargs(target, **kwargs)
     if cache is not None:
         extra[cache_keyword(target)] = cache
@@ -61,6 +66,24 @@ def run_target(
         )
     taps = collect_taps(out.hidden_states, tap_layer_ids) if tap_layer_ids else None
     return TargetOutput(out.logits, taps)
+
+
+def continue_target(
+    target: PreTrainedModel,
+    input_ids: Int[Tensor, "batch rows"],
+    cache: Cache,
+    tap_layer_ids: Sequence[int] = (),
+) -> TargetOutput:
+    """Plain causal rows after what `cache` holds, as the target itself would generate them.
+
+    One token a forward where recurrent layers have no port: the library's kernels for several tokens
+    start from an empty state on some of them (the Mamba-1 layers of Jamba), without a word.
+    """
+    if not tree_support(target).has_unported_states:
+        return run_target(target, input_ids, cache, tap_layer_ids)
+    steps = [run_target(target, column, cache, tap_layer_ids) for column in input_ids.split(1, dim=1)]
+    taps = torch.cat([step.taps for step in steps], dim=1) if tap_layer_ids else None
+    return TargetOutput(torch.cat([step.logits for step in steps], dim=1), taps)
 
 
 def collect_taps(hidden_states: Sequence[Tensor], tap_layer_ids: Sequence[int]) -> Float[Tensor, "batch rows width"]:
@@ -88,7 +111,10 @@ def prefill(
     if input_ids.ndim != 2 or input_ids.shape[0] != 1 or input_ids.shape[1] == 0:
         raise ValueError(f"input_ids has shape {list(input_ids.shape)}; give one prompt of at least one token, [1, P].")
     check_cache(target, cache, filled=False)
-    out = run_target(target, input_ids, cache, tap_layer_ids, logits_to_keep=1)
+    if cache_length(cache):
+        out = continue_target(target, input_ids, cache, tap_layer_ids)
+    else:
+        out = run_target(target, input_ids, cache, tap_layer_ids, logits_to_keep=1)
     return TargetOutput(out.logits[:, -1:], out.taps)
 
 

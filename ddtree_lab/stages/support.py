@@ -31,10 +31,12 @@ class TreeSupport:
     Args:
         modules: layer index → recurrent module with a port.
         reason: why a tree pass would not be exact; empty if it is.
+        has_unported_states: some recurrent layer has no port.
     """
 
     modules: dict[int, nn.Module]
     reason: str = ""
+    has_unported_states: bool = False
 
     @property
     def ok(self) -> bool:
@@ -49,7 +51,7 @@ def tree_support(target: PreTrainedModel) -> TreeSupport:
         name = type(layer).__name__
         if is_recurrent(layer):
             if i not in modules or isinstance(layer, DynamicLayer):
-                return TreeSupport(modules, f"layer {i} ({kind}) is recurrent and has no tree-structured port")
+                return TreeSupport(modules, f"layer {i} ({kind}) is recurrent and has no tree-structured port", True)
         elif type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) and name != "DummyLayer":
             return TreeSupport(modules, f"layer {i} keeps a {name}, whose rows cannot be rearranged")
         elif kind not in MASKABLE_KINDS:

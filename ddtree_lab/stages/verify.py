@@ -31,7 +31,7 @@ from ddtree_lab.records import Record
 from ddtree_lab.recurrent.ports import Factors, find_port, replaced_forwards
 from ddtree_lab.recurrent.topology import TreeTopology
 from ddtree_lab.stages.cache import cache_length, check_cache, fork_cache, layer_kinds, make_cache
-from ddtree_lab.stages.forward import prefill, run_target
+from ddtree_lab.stages.forward import continue_target, prefill, run_target
 from ddtree_lab.stages.mask import TreeMask, build_mask
 from ddtree_lab.stages.support import resolve_method, tree_support
 from ddtree_lab.stages.tree import DraftTree
@@ -252,7 +252,7 @@ def _verify_paths(
         padded = [path + path[-1:] * (longest - len(path)) for path in group]
         fork = fork_cache(cache)
         fork.reorder_cache(torch.zeros(len(group), dtype=torch.long, device=target.device))
-        out = run_target(target, torch.from_numpy(tree.token_ids[padded]), fork, tap_layer_ids)
+        out = continue_target(target, torch.from_numpy(tree.token_ids[padded]), fork, tap_layer_ids)
         for row, path in enumerate(group):
             for depth, node in enumerate(path):
                 logits.setdefault(node, out.logits[row, depth])
