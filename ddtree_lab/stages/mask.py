@@ -86,6 +86,10 @@ def build_mask(
     """
     if past_length < 0:
         raise ValueError(f"past_length is {past_length}; it counts committed tokens, so 0 or more.")
+    if not dtype.is_floating_point:
+        raise ValueError(f"dtype is {dtype}; the mask is added to attention scores, so give the target's float dtype.")
+    if windows and min(windows) < 1:
+        raise ValueError(f"windows has {min(windows)}; a window holds at least the query's own position.")
     n = tree.num_nodes
     positions = past_length + tree.depths  # [n]
     key_positions = np.concatenate([np.arange(past_length), positions])  # [past + n]
