@@ -5,7 +5,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    Qwen3_5Config,
     Qwen3_5ForCausalLM,
+    Qwen3_5ForConditionalGeneration,
     Qwen3_5MoeForCausalLM,
     Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
@@ -53,7 +57,9 @@ def hybrid(
         linear_key_head_dim=8, linear_value_head_dim=12, linear_conv_kernel_dim=kernel,
         max_position_embeddings=4096, tie_word_embeddings=False,
     )  # fmt: skip
-    moe = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, shared_expert_intermediate_size=24)
+    moe = dict(
+        num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, shared_expert_intermediate_size=24
+    )  # fmt: skip
     if family == "qwen3_5":
         return _finish(Qwen3_5ForCausalLM(Qwen3_5TextConfig(**shape)), dtype)
     if family == "qwen3_5_moe":
@@ -100,3 +106,64 @@ def random_tree(shape: str, num_nodes: int, seed: int = 0) -> DraftTree:
 
 def random_ids(num_tokens: int, seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(seed).integers(0, VOCAB, (1, num_tokens)))
+
+
+def wrapped_hybrid(dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.nn.Module:
+    """The multimodal wrapper of Qwen3.5 around a tiny hybrid, its backbone one level deeper."""
+    torch.manual_seed(seed)
+    text = dict(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+        linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=12,
+    )  # fmt: skip
+    vision = dict(
+        depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=32,
+        patch_size=4, spatial_merge_size=2, temporal_patch_size=2, num_position_embeddings=16,
+    )  # fmt: skip
+    ids = dict(image_token_id=90, video_token_id=91, vision_start_token_id=92, vision_end_token_id=93)
+    config = Qwen3_5Config(text_config=text, vision_config=vision, tie_word_embeddings=False, **ids)
+    return _finish(Qwen3_5ForConditionalGeneration(config), dtype)
+
+
+SMALL = dict(
+    vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=4,
+    num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=512,
+    pad_token_id=0, bos_token_id=1, eos_token_id=2, tie_word_embeddings=False,
+)  # fmt: skip
+MAMBA = dict(mamba_n_heads=4, mamba_d_head=16, mamba_d_state=8, mamba_n_groups=1, mamba_chunk_size=16)
+LINEAR = dict(
+    linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=8,
+    linear_conv_kernel_dim=4,
+)  # fmt: skip
+ALTERNATING = ["full_attention", "sliding_attention"] * 2
+# model type → what its config needs besides SMALL
+FAMILIES: dict[str, dict] = {
+    "llama": {},
+    "gemma2": dict(sliding_window=9, layer_types=ALTERNATING, query_pre_attn_scalar=8),
+    "gemma3_text": dict(sliding_window=9, layer_types=ALTERNATING, query_pre_attn_scalar=8),
+    "gpt_oss": dict(sliding_window=9, layer_types=ALTERNATING, num_local_experts=4, num_experts_per_tok=2),
+    "mistral": dict(sliding_window=9),
+    "mixtral": dict(num_local_experts=4, num_experts_per_tok=2),
+    "gpt2": {},
+    "gpt_neox": {},
+    "phi": {},
+    "phi3": {},
+    "opt": dict(ffn_dim=48, word_embed_proj_dim=32),
+    "bloom": {},
+    "mpt": dict(d_model=32, n_heads=4, n_layers=4, max_seq_len=512),
+    "falcon": dict(alibi=True, new_decoder_architecture=False, head_dim=None),
+    "bamba": dict(attn_layer_indices=[1, 3], **MAMBA),
+    "falcon_h1": dict(mamba_d_ssm=64, **MAMBA),
+    "jamba": dict(attn_layer_period=2, attn_layer_offset=1, num_experts=2, mamba_d_state=4),
+    "lfm2": dict(layer_types=["conv", "full_attention"] * 2, block_ff_dim=48),
+    "olmo_hybrid": dict(layer_types=["linear_attention", "full_attention"] * 2, **LINEAR),
+    "mamba2": dict(num_heads=8, head_dim=8, state_size=8, n_groups=1, expand=2, chunk_size=16),
+}
+
+
+def causal_lm(model_type: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.nn.Module:
+    """A tiny random causal LM of any of `FAMILIES`."""
+    torch.manual_seed(seed)
+    given = {**SMALL, **FAMILIES[model_type]}
+    config = AutoConfig.for_model(model_type, **{k: value for k, value in given.items() if value is not None})
+    return _finish(AutoModelForCausalLM.from_config(config), dtype)
