@@ -1,1 +1,69 @@
-"""DDTree Lab."""
+"""DDTree Lab: tree speculative decoding step by step, exact on hybrid targets.
+
+    >>> import ddtree_lab as dl
+    >>> pair = dl.load_pair()  # doctest: +SKIP
+    >>> dl.generate(pair, "Count from 3 to 8.", tree_budget=32)  # doctest: +SKIP
+
+Public names are imported when they are first used, so `import ddtree_lab` needs no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+_HOMES = {
+    "ddtree_lab.decode": ("Generation", "generate"),
+    "ddtree_lab.drafter": ("DFlashConfig", "DFlashDrafter", "DrafterContext"),
+    "ddtree_lab.environment": ("describe_environment",),
+    "ddtree_lab.generate_hook": ("DDTree",),
+    "ddtree_lab.pair": ("Pair", "Prompt", "bundled_prompts", "load_pair"),
+    "ddtree_lab.recurrent.ports": ("register_port",),
+    "ddtree_lab.session": ("Session",),
+    "ddtree_lab.stages.cache": ("describe_cache", "fork_cache", "make_cache"),
+    "ddtree_lab.stages.commit": ("commit_path",),
+    "ddtree_lab.stages.draft": ("Draft", "draft_block", "extend_context"),
+    "ddtree_lab.stages.embedding": ("resolve_embeddings",),
+    "ddtree_lab.stages.forward": ("prefill",),
+    "ddtree_lab.stages.mask": ("TreeMask", "build_mask"),
+    "ddtree_lab.stages.tree": ("DraftTree", "build_chain", "build_tree"),
+    "ddtree_lab.stages.verify": ("Verification", "verify_tree"),
+    "ddtree_lab.stages.walk": ("Walk", "walk_tree"),
+    "ddtree_lab.trace": ("Round", "Trace"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__version__ = "0.1.0"
+__all__ = sorted(_HOME_OF)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+if TYPE_CHECKING:
+    from ddtree_lab.decode import Generation, generate
+    from ddtree_lab.drafter import DFlashConfig, DFlashDrafter, DrafterContext
+    from ddtree_lab.environment import describe_environment
+    from ddtree_lab.generate_hook import DDTree
+    from ddtree_lab.pair import Pair, Prompt, bundled_prompts, load_pair
+    from ddtree_lab.recurrent.ports import register_port
+    from ddtree_lab.session import Session
+    from ddtree_lab.stages.cache import describe_cache, fork_cache, make_cache
+    from ddtree_lab.stages.commit import commit_path
+    from ddtree_lab.stages.draft import Draft, draft_block, extend_context
+    from ddtree_lab.stages.embedding import resolve_embeddings
+    from ddtree_lab.stages.forward import prefill
+    from ddtree_lab.stages.mask import TreeMask, build_mask
+    from ddtree_lab.stages.tree import DraftTree, build_chain, build_tree
+    from ddtree_lab.stages.verify import Verification, verify_tree
+    from ddtree_lab.stages.walk import Walk, walk_tree
+    from ddtree_lab.trace import Round, Trace

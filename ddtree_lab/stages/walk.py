@@ -18,13 +18,21 @@ class Walk(Record):
 
     Args:
         path: accepted nodes, root first.
-        token_ids: the tokens the round emits: the accepted drafts, then the bonus token.
-        bonus_token_id: the target's token at the end of the path, no child there; the next anchor.
+        target_token_ids: the target's choice at every node, as it was given.
     """
 
     path: tuple[int, ...]
-    token_ids: tuple[int, ...]
-    bonus_token_id: int
+    target_token_ids: tuple[int, ...]
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The tokens the round emits: the accepted drafts, then the bonus token."""
+        return tuple(self.target_token_ids[node] for node in self.path)
+
+    @property
+    def bonus_token_id(self) -> int:
+        """The target's token at the end of the path, no child there; the next round's anchor."""
+        return self.target_token_ids[self.path[-1]]
 
     @property
     def num_accepted_drafts(self) -> int:
@@ -73,5 +81,4 @@ def walk_tree(tree: DraftTree, target_token_ids: Any) -> Walk:
     path = [0]
     while (child := tree.children(path[-1]).get(tokens[path[-1]])) is not None:
         path.append(child)
-    emitted = tuple(tokens[node] for node in path)
-    return Walk(tuple(path), emitted, emitted[-1])
+    return Walk(tuple(path), tuple(tokens))

@@ -1,0 +1,280 @@
+"""Decoding: plain, with the DFlash chain, with DDTree. Each gives the same text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ddtree_lab.environment import environment_summary
+from ddtree_lab.pair import Pair, Prompt
+from ddtree_lab.pipeline import Settings, State, run_round, start, take_tokens, target_log_probs
+from ddtree_lab.records import Record
+from ddtree_lab.sampling import Sampler
+from ddtree_lab.stages.cache import make_cache
+from ddtree_lab.stages.forward import prefill, run_target
+from ddtree_lab.stages.verify import Verification
+from ddtree_lab.stages.walk import Walk
+from ddtree_lab.trace import Round, Trace
+
+AUTOREGRESSIVE = "autoregressive"
+DECODING_METHODS = (AUTOREGRESSIVE, "dflash", "ddtree")
+
+
+@dataclass(frozen=True, eq=False)
+class RoundSummary:
+    """The two counts of a round that everything else is made of.
+
+    Args:
+        num_accepted_drafts: drafted tokens kept.
+        num_emitted_tokens: accepted drafts and the bonus token.
+        num_drafted: nodes verified, the root not counted.
+        stage_seconds: duration of each stage.
+    """
+
+    num_accepted_drafts: int
+    num_emitted_tokens: int
+    num_drafted: int
+    stage_seconds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Generation(Record):
+    """A finished decode.
+
+    Args:
+        token_ids: new tokens, the end-of-sequence token included if one came.
+        text: of those tokens, without special ones.
+        method: `"autoregressive"`, `"dflash"` or `"ddtree"`.
+        tree_budget: for DDTree.
+        rounds: one summary a target pass after the prefill.
+        seconds: prefill and everything after it.
+        prefill_seconds: the part of `seconds` until the first token.
+        finish_reason: `"eos"`, `"length"` or `"stop"`.
+        trace: what was recorded, if asked for.
+    """
+
+    token_ids: tuple[int, ...]
+    text: str
+    method: str
+    tree_budget: int | None
+    rounds: tuple[RoundSummary, ...]
+    seconds: float
+    prefill_seconds: float
+    finish_reason: str
+    trace: Trace | None = None
+
+    @property
+    def num_emitted_tokens(self) -> int:
+        """New tokens: the one of the prefill and those of the rounds."""
+        return len(self.token_ids)
+
+    @property
+    def num_rounds(self) -> int:
+        """Target passes after the prefill."""
+        return len(self.rounds)
+
+    @property
+    def mean_accepted_drafts(self) -> float:
+        """Drafted tokens kept a round."""
+        return sum(r.num_accepted_drafts for r in self.rounds) / max(1, self.num_rounds)
+
+    @property
+    def mean_emitted_tokens(self) -> float:
+        """Tokens emitted a round (accepted drafts and bonus; the paper's acceptance length τ)."""
+        return sum(r.num_emitted_tokens for r in self.rounds) / max(1, self.num_rounds)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """New tokens over all the time it took, the prefill included."""
+        return self.num_emitted_tokens / self.seconds
+
+    def __repr__(self) -> str:
+        budget = f", budget {self.tree_budget}" if self.tree_budget is not None else ""
+        return (
+            f"Generation({self.method}{budget}: {self.num_emitted_tokens} tokens in {self.num_rounds} rounds, "
+            f"{self.mean_accepted_drafts:.2f} accepted drafts a round, {self.tokens_per_second:.0f} tokens/s)"
+        )
+
+    def __rich__(self) -> str:
+        from rich.markup import escape
+
+        return f"{escape(self.text)}\n\n[dim]{escape(repr(self))}[/]"
+
+
+def generate(
+    pair: Pair,
+    prompt_or_ids: str | Prompt | Sequence[int] | Tensor,
+    method: str = "ddtree",
+    tree_budget: int = 32,
+    max_new_tokens: int = 100,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+    record: bool = False,
+    *,
+    verify_method: str = "auto",
+    on_tokens: Callable[[Sequence[int]], None] | None = None,
+) -> Generation:
+    """Decode one prompt.
+
+    Args:
+        prompt_or_ids: text (put through the chat template), a bundled `Prompt`, or ids [P] or [1, P].
+        method: `"autoregressive"` (one token a pass), `"dflash"` (chain) or `"ddtree"`. They give the
+            same tokens; only the number of target passes differs.
+        tree_budget: drafted nodes a round at most, the root not counted.
+        temperature: 0 is greedy. Above, noise is keyed by (seed, position), so sampled text is the same
+            for every method too.
+        top_k, top_p: as in `transformers`; they have no effect on greedy decoding.
+        record: keep every round in `.trace`.
+        verify_method: as in `verify_tree`; `"flattened"` shows what a naive port does.
+        on_tokens: called with the new tokens after the prefill and after every round.
+
+    Raises:
+        ValueError: naming the argument that cannot be used.
+
+    Example:
+        >>> import ddtree_lab as dl
+        >>> pair = dl.load_pair()  # doctest: +SKIP
+        >>> dl.generate(pair, "Count from 3 to 8.", tree_budget=32).text  # doctest: +SKIP
+    """
+    if method not in DECODING_METHODS:
+        raise ValueError(f"method is {method!r}; choose one of {', '.join(map(repr, DECODING_METHODS))}.")
+    settings = Settings(
+        method="ddtree" if method == AUTOREGRESSIVE else method,
+        tree_budget=tree_budget,
+        max_new_tokens=max_new_tokens,
+        sampler=Sampler.from_settings(temperature, top_k, top_p, seed),
+        eos_token_ids=pair.eos_token_ids,
+        verify_method=verify_method,
+    )
+    input_ids = pair.encode(prompt_or_ids)
+    tell = on_tokens or (lambda tokens: None)
+    began = time.perf_counter()
+    if method == AUTOREGRESSIVE:
+        if record:
+            raise ValueError("record=True needs rounds to record; use method 'dflash' or 'ddtree'.")
+        tokens, rounds, prefill_seconds, finish_reason = _autoregressive(pair, input_ids, settings, tell)
+        recorded: list[Round] = []
+    else:
+        tokens, rounds, prefill_seconds, finish_reason, recorded = _speculative(
+            pair, input_ids, settings, tell, record
+        )
+    seconds = time.perf_counter() - began
+    trace = None
+    if record:
+        said = dict(
+            method=method, tree_budget=tree_budget, max_new_tokens=max_new_tokens,
+            temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, verify_method=verify_method,
+        )  # fmt: skip
+        trace = make_trace(pair, tuple(input_ids[0].tolist()), tokens[0], recorded, said, finish_reason)
+    return Generation(
+        token_ids=tokens,
+        text=pair.decode(tokens),
+        method=method,
+        tree_budget=tree_budget if method == "ddtree" else None,
+        rounds=tuple(rounds),
+        seconds=seconds,
+        prefill_seconds=prefill_seconds,
+        finish_reason=finish_reason,
+        trace=trace,
+    )
+
+
+def _autoregressive(
+    pair: Pair, input_ids: Tensor, settings: Settings, tell: Callable[[Sequence[int]], None]
+) -> tuple[tuple[int, ...], list[RoundSummary], float, str]:
+    """Plain decoding, the reference: one token, one pass, the library's own forward."""
+    began = time.perf_counter()
+    cache = make_cache(pair.target)
+    logits = prefill(pair.target, input_ids, cache).logits
+    token_ids = tuple(input_ids[0].tolist())
+    num_prompt_tokens = len(token_ids)
+    prefill_seconds, rounds = 0.0, []
+    while True:
+        prefix = token_ids
+        chosen = settings.sampler.choose(logits[0, -1:], [len(prefix)], lambda _, text=prefix: text)
+        token_ids, finish_reason = take_tokens(settings, token_ids, num_prompt_tokens, tuple(chosen))
+        tell(chosen)
+        if prefill_seconds:
+            rounds.append(RoundSummary(0, 1, 0))
+        else:
+            prefill_seconds = time.perf_counter() - began
+        if finish_reason:
+            return token_ids[num_prompt_tokens:], rounds, prefill_seconds, finish_reason
+        logits = run_target(pair.target, torch.tensor([chosen]), cache).logits
+
+
+def _speculative(
+    pair: Pair, input_ids: Tensor, settings: Settings, tell: Callable[[Sequence[int]], None], record: bool
+) -> tuple[tuple[int, ...], list[RoundSummary], float, str, list[Round]]:
+    began = time.perf_counter()
+    state = start(pair, input_ids, settings)
+    prefill_seconds = time.perf_counter() - began
+    tell(state.new_token_ids)
+    rounds, recorded = [], []
+    while not state.finish_reason:
+        before = state
+        state = run_round(pair, settings, state)
+        done = record_round(before, state, with_log_probs=record)
+        rounds.append(
+            RoundSummary(
+                done.num_accepted_drafts, done.num_emitted_tokens, done.tree.num_drafted, state.stage_seconds
+            )
+        )
+        recorded += [done] if record else []
+        tell(done.emitted_token_ids)
+    return state.new_token_ids, rounds, prefill_seconds, state.finish_reason, recorded
+
+
+def record_round(before: State, after: State, with_log_probs: bool = True) -> Round:
+    """The round between two states as plain data.
+
+    Args:
+        before: when the round began; its text is all but what the round emitted.
+        after: right after the commit.
+    """
+    walk, verification = after.records["walk"], after.records["verify"]
+    assert isinstance(walk, Walk) and isinstance(verification, Verification)
+    tokens = walk.target_token_ids
+    log_probs = target_log_probs(verification, tokens) if with_log_probs else [0.0] * len(tokens)
+    emitted = after.token_ids[len(before.token_ids) :]
+    return Round(
+        past_length=verification.past_length,
+        tree=verification.tree,
+        target_token_ids=tokens,
+        target_log_probs=tuple(log_probs),
+        path=walk.path[: len(emitted)],
+        emitted_token_ids=emitted,
+        stage_seconds=after.stage_seconds,
+    )
+
+
+def make_trace(
+    pair: Pair,
+    prompt_token_ids: tuple[int, ...],
+    first_token_id: int,
+    rounds: Sequence[Round],
+    settings: dict[str, Any],
+    finish_reason: str | None,
+) -> Trace:
+    """A trace with the text of every token that occurs in it."""
+    occurring = {*prompt_token_ids, first_token_id}
+    for r in rounds:
+        occurring |= {*r.tree.token_ids.tolist(), *r.target_token_ids}
+    texts = {token: pair.decode([token], skip_special_tokens=False) for token in occurring}
+    return Trace(
+        pair=pair.name,
+        settings=settings,
+        prompt_token_ids=prompt_token_ids,
+        first_token_id=first_token_id,
+        rounds=tuple(rounds),
+        token_texts=texts,
+        finish_reason=finish_reason,
+        environment=environment_summary(),
+    )

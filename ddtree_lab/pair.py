@@ -1,0 +1,252 @@
+"""A pair: target, drafter and tokenizer, loaded from the hub, from folders, or embedded here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from ddtree_lab.compat import text_config
+from ddtree_lab.drafter import DFlashDrafter
+from ddtree_lab.stages.embedding import EmbeddingPath, resolve_embeddings
+
+EMBEDDED = "embedded"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A bundled held-out prompt.
+
+    Args:
+        id: a short name, unique.
+        domain: `"chat"` (a user's message), or `"docs"`, `"code"` (raw text to be continued): the hard ones.
+        kind: what the task is.
+        text: the message or the text.
+        answer: a reference answer, if there is one.
+    """
+
+    id: str
+    domain: str
+    kind: str
+    text: str
+    answer: str | None = None
+
+    @property
+    def is_raw(self) -> bool:
+        return self.domain != "chat"
+
+
+@dataclass
+class Pair:
+    """A target and the drafter that was trained for it.
+
+    Args:
+        target: the model whose text is produced; left as it came.
+        drafter: proposes tokens; has no embedding or head of its own.
+        tokenizer: the target's.
+        name: how it was asked for.
+    """
+
+    target: PreTrainedModel
+    drafter: DFlashDrafter
+    tokenizer: PreTrainedTokenizerBase | None = None
+    name: str = "unnamed"
+
+    def __post_init__(self) -> None:
+        check_pair(self.target, self.drafter)
+
+    @cached_property
+    def embeddings(self) -> EmbeddingPath:
+        return resolve_embeddings(self.target)
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """End-of-sequence tokens: the generation config's, else the tokenizer's."""
+        found = self.target.generation_config.eos_token_id if self.target.generation_config else None
+        if found is None and self.tokenizer is not None:
+            found = self.tokenizer.eos_token_id
+        if found is None:
+            return frozenset()
+        return frozenset(found if isinstance(found, (list, tuple)) else [found])
+
+    def encode(
+        self, prompt: str | Prompt | Sequence[int] | Tensor, *, system: str | None = None, raw: bool | None = None
+    ) -> Int[Tensor, "1 rows"]:
+        """Token ids of a prompt, [1, P].
+
+        A string is put through the chat template where the tokenizer has one; `raw=True` leaves it as it
+        is. Ids are taken as they are.
+
+        Raises:
+            ValueError: an empty prompt, a batch, or ids outside the vocabulary.
+        """
+        if isinstance(prompt, Prompt):
+            raw = prompt.is_raw if raw is None else raw
+            prompt = prompt.text
+        ids = self._tokenize(prompt, system, bool(raw)) if isinstance(prompt, str) else prompt
+        ids = torch.as_tensor(ids, dtype=torch.long)
+        ids = ids[None] if ids.ndim == 1 else ids
+        if ids.ndim != 2 or ids.shape[0] != 1 or ids.shape[1] == 0:
+            raise ValueError(f"prompt has shape {list(ids.shape)}; give one prompt of at least one token.")
+        if int(ids.min()) < 0 or int(ids.max()) >= self.embeddings.vocab_size:
+            raise ValueError(
+                f"prompt has token ids from {int(ids.min())} to {int(ids.max())}; the target's embedding has "
+                f"{self.embeddings.vocab_size} rows."
+            )
+        return ids
+
+    def _tokenize(self, text: str, system: str | None, raw: bool) -> Any:
+        if self.tokenizer is None:
+            raise ValueError("prompt is a string but the pair has no tokenizer; give token ids.")
+        if raw or not getattr(self.tokenizer, "chat_template", None):
+            return self.tokenizer(text, return_tensors="pt")["input_ids"]
+        messages = [{"role": "system", "content": system}] if system else []
+        messages.append({"role": "user", "content": text})
+        encoded = self.tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        return encoded["input_ids"]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of tokens; their numbers where there is no tokenizer."""
+        if self.tokenizer is None:
+            return " ".join(map(str, token_ids))
+        return self.tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    def __repr__(self) -> str:
+        return f"Pair({self.name}: {type(self.target).__name__} + {type(self.drafter).__name__})"
+
+
+def load_pair(
+    target: str | Path | PreTrainedModel | None = None,
+    drafter: str | Path | DFlashDrafter | None = None,
+    *,
+    device_map: Any = None,
+    dtype: Any = "auto",
+    quantization: str | None = None,
+    revision: str | None = None,
+    local_files_only: bool | None = None,
+) -> Pair:
+    """Load a pair; with no names, the embedded one. The network is used for hub ids only.
+
+    Args:
+        target: hub id, folder, or a model already loaded.
+        drafter: hub id or folder of a DFlash checkpoint, or a drafter already loaded.
+        device_map, dtype, revision, local_files_only: as in `from_pretrained`, for the target.
+        quantization: `"4bit"` or `"8bit"` (bitsandbytes), for the target; the drafter is never quantised.
+
+    Raises:
+        ValueError: only one of the two was named, or they do not belong together.
+    """
+    if (target is None) != (drafter is None):
+        given, absent = ("drafter", "target") if target is None else ("target", "drafter")
+        raise ValueError(f"{given} is given without {absent}; name both, or neither for the embedded pair.")
+    name = EMBEDDED if target is None else str(target)
+    if target is None or drafter is None:
+        folder = assets_folder() / "embedded_pair"
+        target, drafter = folder / "target", folder / "drafter"
+        dtype = torch.float32 if dtype == "auto" else dtype
+    tokenizer = None
+    if not isinstance(target, PreTrainedModel):
+        options = {"revision": revision, "local_files_only": _offline(target, local_files_only)}
+        model = AutoModelForCausalLM.from_pretrained(
+            str(target), dtype=dtype, device_map=device_map, use_safetensors=True,
+            **_quantization(quantization), **options,
+        )  # fmt: skip
+        tokenizer = AutoTokenizer.from_pretrained(str(target), **options)
+    else:
+        model, name = target, type(target).__name__
+    model = model.eval()
+    if not isinstance(drafter, DFlashDrafter):
+        folder = resolve_folder(drafter, local_files_only)
+        drafter = DFlashDrafter.from_pretrained(folder, _drafter_dtype(model), _embedding_device(model))
+    return Pair(model, drafter, tokenizer, name)
+
+
+def _offline(source: str | Path, local_files_only: bool | None) -> bool:
+    return Path(source).is_dir() if local_files_only is None else local_files_only
+
+
+def _drafter_dtype(target: PreTrainedModel) -> torch.dtype:
+    """The target's, except half precision, which overflows in the drafter's tap fusion."""
+    dtype = resolve_embeddings(target).input.weight.dtype
+    return dtype if dtype in (torch.float32, torch.float64) else torch.bfloat16
+
+
+def _embedding_device(target: PreTrainedModel) -> torch.device:
+    device = resolve_embeddings(target).input.weight.device
+    return torch.device("cpu") if device.type == "meta" else device
+
+
+def _quantization(bits: str | None) -> dict[str, Any]:
+    if bits is None:
+        return {}
+    if bits not in ("4bit", "8bit"):
+        raise ValueError(f"quantization is {bits!r}; give '4bit', '8bit' or None.")
+    from transformers import BitsAndBytesConfig
+
+    return {"quantization_config": BitsAndBytesConfig(load_in_4bit=bits == "4bit", load_in_8bit=bits == "8bit")}
+
+
+def resolve_folder(source: str | Path, local_files_only: bool | None = None) -> Path:
+    """A local folder as it is; a hub id is downloaded (or found in the hub's cache)."""
+    if Path(source).is_dir():
+        return Path(source)
+    from huggingface_hub import snapshot_download
+
+    patterns = ["*.json", "*.safetensors"]
+    return Path(snapshot_download(str(source), allow_patterns=patterns, local_files_only=bool(local_files_only)))
+
+
+def check_pair(target: PreTrainedModel, drafter: DFlashDrafter) -> None:
+    """Refuse a drafter that was trained for another target, naming what does not fit."""
+    config, embeddings, decoder = drafter.config, resolve_embeddings(target), text_config(target)
+    facts = {
+        "hidden size of a tap": (config.target_hidden_size, decoder.hidden_size),
+        "hidden size": (config.hidden_size, embeddings.hidden_size),
+        "layers of the target": (config.num_target_layers, decoder.num_hidden_layers),
+        "vocabulary": (config.vocab_size, decoder.vocab_size),
+    }
+    for what, (drafted, actual) in facts.items():
+        if drafted != actual:
+            raise ValueError(
+                f"drafter was trained for another target: {what} is {drafted} in its config, {actual} in "
+                f"{type(target).__name__}."
+            )
+    if config.mask_token_id >= embeddings.vocab_size:
+        raise ValueError(
+            f"drafter: mask_token_id {config.mask_token_id} is outside the target's embedding of "
+            f"{embeddings.vocab_size} rows."
+        )
+
+
+def assets_folder() -> Path:
+    """Where the embedded pair is: inside an installed wheel, or beside the package in a checkout."""
+    package = Path(__file__).parent
+    for folder in (package / "assets", package.parent / "assets"):
+        if (folder / "embedded_pair").is_dir():
+            return folder
+    raise FileNotFoundError(
+        f"the embedded pair is missing: neither {package / 'assets'} nor {package.parent / 'assets'} has "
+        "embedded_pair/. Reinstall ddtree-lab, or clone the repository again."
+    )
+
+
+def bundled_prompts(domain: str | None = None) -> list[Prompt]:
+    """Held-out prompts that ship with the embedded pair, the default one first.
+
+    Args:
+        domain: only `"chat"`, `"docs"` or `"code"`.
+    """
+    path = assets_folder() / "embedded_pair" / "prompts.json"
+    entries = json.loads(path.read_text(encoding="utf-8"))
+    prompts = [Prompt(e["id"], e["domain"], e["kind"], e["prompt"], e.get("answer")) for e in entries]
+    return [prompt for prompt in prompts if domain in (None, prompt.domain)]

@@ -1,0 +1,288 @@
+"""The order of the stages: one decode as a chain of immutable states.
+
+    draft → tree → mask → verify → walk → commit, then the next round
+
+`advance` runs the next stage and returns a new state; the old one stays valid, down to the cache
+tensors. `decode.generate` follows the chain to its end, `Session` holds on to every link of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from ddtree_lab.drafter import DrafterContext
+from ddtree_lab.pair import Pair
+from ddtree_lab.records import Record
+from ddtree_lab.sampling import Sampler
+from ddtree_lab.stages.cache import cache_length, fork_cache, make_cache
+from ddtree_lab.stages.commit import commit_path
+from ddtree_lab.stages.draft import Draft, draft_block, extend_context
+from ddtree_lab.stages.forward import prefill
+from ddtree_lab.stages.mask import TreeMask, build_mask
+from ddtree_lab.stages.tree import DraftTree, build_chain, build_tree
+from ddtree_lab.stages.verify import Verification, verify_tree
+from ddtree_lab.stages.walk import Walk, walk_tree
+
+STAGES = ("draft", "tree", "mask", "verify", "walk", "commit")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What stays the same over a decode.
+
+    Args:
+        method: `"dflash"` (chain) or `"ddtree"`.
+        tree_budget: drafted nodes at most, the root not counted; the chain does not use it.
+        max_new_tokens: exact, unless an end comes first.
+        eos_token_ids: each ends the text and is its last token.
+        stop: text so far (prompt included) → whether it ends here; asked after every token.
+        verify_method: as in `verify_tree`.
+    """
+
+    method: str = "ddtree"
+    tree_budget: int = 32
+    max_new_tokens: int = 100
+    sampler: Sampler = field(default_factory=Sampler)
+    eos_token_ids: frozenset[int] = frozenset()
+    stop: Callable[[tuple[int, ...]], bool] | None = None
+    verify_method: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.method not in ("dflash", "ddtree"):
+            raise ValueError(f"method is {self.method!r}; choose 'autoregressive', 'dflash' or 'ddtree'.")
+        if not isinstance(self.tree_budget, int) or isinstance(self.tree_budget, bool) or self.tree_budget < 0:
+            raise ValueError(f"tree_budget is {self.tree_budget!r}; give a whole number of drafted nodes, 0 or more.")
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens is {self.max_new_tokens}; give at least 1.")
+
+
+@dataclass(frozen=True, eq=False)
+class Commit(Record):
+    """What a round left behind.
+
+    Args:
+        path: committed nodes, root first.
+        token_ids: emitted tokens; the last one is the next anchor, not in the cache yet.
+        cache_length: tokens the cache holds now.
+        num_context_rows: rows of the drafter's context now, one for each token in the cache.
+        finish_reason: `"eos"`, `"length"`, `"stop"`, or None while it goes on.
+    """
+
+    path: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    cache_length: int
+    num_context_rows: int
+    finish_reason: str | None
+
+    def __rich__(self) -> str:
+        end = f"; the text ends ({self.finish_reason})" if self.finish_reason else ""
+        return (
+            f"commit: nodes {list(self.path)} into the cache, which holds {self.cache_length} tokens; "
+            f"emitted {list(self.token_ids)}, the last is the next anchor{end}"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """A decode between two stages.
+
+    Args:
+        token_ids: prompt and emitted tokens. The last is the anchor, which the target has not run on.
+        cache: the target's, holding all of them but the anchor.
+        context: the drafter's, with a row for each token in the cache.
+        records: what the stages of this round have returned so far, by name.
+        stage_seconds: their durations.
+        first_logits: the logits that gave the first token, [1, vocab], until the first round.
+    """
+
+    token_ids: tuple[int, ...]
+    num_prompt_tokens: int
+    cache: Cache
+    context: DrafterContext
+    num_rounds: int = 0
+    finish_reason: str | None = None
+    records: dict[str, Record] = field(default_factory=dict)
+    stage_seconds: dict[str, float] = field(default_factory=dict)
+    first_logits: Tensor | None = None
+
+    @property
+    def anchor_token_id(self) -> int:
+        return self.token_ids[-1]
+
+    @property
+    def new_token_ids(self) -> tuple[int, ...]:
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def next_stage(self) -> str | None:
+        """The stage `advance` would run, or None at the end of the text."""
+        if "commit" in self.records:
+            return None if self.finish_reason else STAGES[0]
+        if not self.records and self.finish_reason:
+            return None
+        return STAGES[len(self.records)]
+
+    def remaining(self, settings: Settings) -> int:
+        """Tokens that may still be emitted."""
+        return settings.max_new_tokens - len(self.new_token_ids)
+
+
+def start(pair: Pair, input_ids: Int[Tensor, "1 rows"], settings: Settings, cache: Cache | None = None) -> State:
+    """Prefill the prompt and choose the first token, the first anchor."""
+    cache = make_cache(pair.target) if cache is None else cache
+    taps = pair.drafter.config.target_layer_ids
+    out = prefill(pair.target, input_ids, cache, taps)
+    assert out.taps is not None
+    prompt = tuple(input_ids[0].tolist())
+    first = settings.sampler.choose(out.logits[0], [len(prompt)], lambda _: prompt)[0]
+    token_ids, finish_reason = take_tokens(settings, prompt, len(prompt), (first,))
+    context = extend_context(pair.drafter, out.taps[0])
+    return State(token_ids, len(prompt), cache, context, finish_reason=finish_reason, first_logits=out.logits[0])
+
+
+def advance(pair: Pair, settings: Settings, state: State) -> State:
+    """Run the next stage. The given state and all it holds stay as they were.
+
+    Raises:
+        ValueError: the text has ended.
+    """
+    stage = state.next_stage
+    if stage is None:
+        raise ValueError(f"the text has ended ({state.finish_reason}); there is no next stage.")
+    if "commit" in state.records:  # the round before is over
+        state = replace(state, records={}, stage_seconds={})
+    began = _now(pair)
+    record, changes = _RUN[stage](pair, settings, state)
+    seconds = {**state.stage_seconds, stage: _now(pair) - began}
+    return replace(state, records={**state.records, stage: record}, stage_seconds=seconds, **changes)
+
+
+def run_round(pair: Pair, settings: Settings, state: State) -> State:
+    """Advance to the end of the round."""
+    state = advance(pair, settings, state)
+    while "commit" not in state.records:
+        state = advance(pair, settings, state)
+    return state
+
+
+def _draft(pair: Pair, settings: Settings, state: State) -> tuple[Draft, dict[str, Any]]:
+    if state.remaining(settings) == 1:  # the target's own next token is all that is left to emit
+        nothing = torch.empty(0, pair.embeddings.vocab_size)
+        return Draft(nothing, state.anchor_token_id, state.context.num_rows), {}
+    return draft_block(pair.drafter, pair.embeddings, state.context, state.anchor_token_id), {}
+
+
+def _tree(pair: Pair, settings: Settings, state: State) -> tuple[DraftTree, dict[str, Any]]:
+    draft = _record(state, "draft", Draft)
+    # The round emits one token more than it accepts, so deeper drafts could never be used.
+    logits = draft.logits[: state.remaining(settings) - 1]
+    if settings.method == "dflash":
+        return build_chain(logits, state.anchor_token_id), {}
+    return build_tree(logits, settings.tree_budget, state.anchor_token_id), {}
+
+
+def _mask(pair: Pair, settings: Settings, state: State) -> tuple[TreeMask, dict[str, Any]]:
+    tree = _record(state, "tree", DraftTree)
+    windows = [layer.sliding_window for layer in state.cache.layers if getattr(layer, "is_sliding", False)]
+    dtype = pair.embeddings.input.weight.dtype
+    return build_mask(tree, cache_length(state.cache), dtype, pair.target.device, windows), {}
+
+
+def _verify(pair: Pair, settings: Settings, state: State) -> tuple[Verification, dict[str, Any]]:
+    verification = verify_tree(
+        pair.target,
+        state.cache,
+        _record(state, "tree", DraftTree),
+        settings.verify_method,
+        mask=_record(state, "mask", TreeMask),
+        tap_layer_ids=pair.drafter.config.target_layer_ids,
+    )
+    return verification, {}
+
+
+def _walk(pair: Pair, settings: Settings, state: State) -> tuple[Walk, dict[str, Any]]:
+    verification = _record(state, "verify", Verification)
+    tree = verification.tree
+    positions = len(state.token_ids) + tree.depths  # of the token after each node
+    target_tokens = settings.sampler.choose(verification.logits, positions.tolist(), node_prefix(state, tree))
+    return walk_tree(tree, target_tokens), {}
+
+
+def node_prefix(state: State, tree: DraftTree) -> Callable[[int], list[int]]:
+    """Node → the text up to and including it."""
+    return lambda node: [*state.token_ids, *tree.token_ids[tree.path(node)[1:]].tolist()]
+
+
+def _commit(pair: Pair, settings: Settings, state: State) -> tuple[Commit, dict[str, Any]]:
+    walk = _record(state, "walk", Walk)
+    verification = _record(state, "verify", Verification)
+    token_ids, finish_reason = take_tokens(settings, state.token_ids, state.num_prompt_tokens, walk.token_ids)
+    emitted = token_ids[len(state.token_ids) :]
+    path = walk.path[: len(emitted)]  # an end inside the path cuts it: its last token stays outside the cache
+    cache = fork_cache(state.cache, clone_states=False)
+    commit_path(pair.target, cache, verification, path)
+    assert verification.taps is not None
+    context = extend_context(pair.drafter, verification.taps[list(path)], state.context)
+    record = Commit(path, emitted, cache_length(cache), context.num_rows, finish_reason)
+    changes = dict(
+        token_ids=token_ids,
+        cache=cache,
+        context=context,
+        num_rounds=state.num_rounds + 1,
+        finish_reason=finish_reason,
+        first_logits=None,
+    )
+    return record, changes
+
+
+_RUN: dict[str, Callable[[Pair, Settings, State], tuple[Record, dict[str, Any]]]] = {
+    "draft": _draft,
+    "tree": _tree,
+    "mask": _mask,
+    "verify": _verify,
+    "walk": _walk,
+    "commit": _commit,
+}
+
+
+def take_tokens(
+    settings: Settings, token_ids: tuple[int, ...], num_prompt_tokens: int, emitted: tuple[int, ...]
+) -> tuple[tuple[int, ...], str | None]:
+    """The text with emitted tokens appended one by one, up to its end if that comes."""
+    for token in emitted:
+        token_ids = (*token_ids, token)
+        if token in settings.eos_token_ids:
+            return token_ids, "eos"
+        if len(token_ids) - num_prompt_tokens >= settings.max_new_tokens:
+            return token_ids, "length"
+        if settings.stop is not None and settings.stop(token_ids):
+            return token_ids, "stop"
+    return token_ids, None
+
+
+def _record(state: State, stage: str, kind: type) -> Any:
+    record = state.records[stage]
+    assert isinstance(record, kind)
+    return record
+
+
+def _now(pair: Pair) -> float:
+    if pair.target.device.type == "cuda":
+        torch.cuda.synchronize()  # kernels run behind Python's back
+    return time.perf_counter()
+
+
+def target_log_probs(verification: Verification, token_ids: tuple[int, ...] | list[int]) -> list[float]:
+    """The target's log-probability (temperature 1) of a token at each node."""
+    log_probs = verification.logits.float().log_softmax(-1)
+    chosen = torch.as_tensor(np.asarray(token_ids), device=log_probs.device)
+    return log_probs.gather(1, chosen[:, None])[:, 0].tolist()
