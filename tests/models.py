@@ -28,6 +28,8 @@ LOGIT_SCALE = 10.0
 def _finish(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
     """Float weights, and a head scaled so that logits are of a trained model's size."""
     model = model.to(dtype).eval().requires_grad_(False)
+    if dtype is torch.float64 and hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")  # grouped matrix products have no float64
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim >= 2 and "conv1d" not in name and "embed" not in name:
