@@ -34,7 +34,9 @@ class Record:
         # An explicit encoding makes rich choose ASCII guides; width and colour do not depend on
         # the terminal the caller happens to have.
         stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii" if ascii else "utf-8", errors="replace")
-        console = Console(file=stream, width=width, color_system=None, force_jupyter=False, legacy_windows=False)
+        console = Console(
+            file=stream, width=width, color_system=None, force_jupyter=False, legacy_windows=False
+        )
         console.print(self)
         stream.seek(0)
         return stream.read().rstrip("\n")
@@ -48,7 +50,7 @@ class Record:
         return {"text/plain": text, "text/html": f'<pre style="{style}">{html.escape(text)}</pre>'}
 
 
-def format_bytes(num_bytes: float) -> str:
+def format_bytes(num_bytes: float | int) -> str:
     """Binary units with three significant digits: `format_bytes(150994944)` → `'144 MiB'`.
 
     >>> format_bytes(150994944)
