@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -19,18 +19,18 @@ RECURRENT_STATE_NAMES = ("conv_states", "recurrent_states")
 
 
 @lru_cache(maxsize=256)
-def _forward_parameters(model_class: type) -> frozenset[str]:
-    return frozenset(inspect.signature(model_class.forward).parameters)
+def _parameters(forward: Callable) -> frozenset[str]:
+    return frozenset(inspect.signature(forward).parameters)
 
 
 def cache_keyword(model: PreTrainedModel) -> str:
     """The name of the forward argument that takes the cache."""
-    return "cache" if "cache" in _forward_parameters(type(model)) else "past_key_values"
+    return "cache" if "cache" in _parameters(type(model).forward) else "past_key_values"
 
 
 def forward_kwargs(model: PreTrainedModel, **wanted: Any) -> dict[str, Any]:
     """`wanted` without `None`s and without what the model's forward does not name."""
-    known = _forward_parameters(type(model))
+    known = _parameters(type(model).forward)
     return {name: value for name, value in wanted.items() if value is not None and name in known}
 
 

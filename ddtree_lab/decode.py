@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from ddtree_lab.environment import environment_summary
 from ddtree_lab.pair import Pair, Prompt
-from ddtree_lab.pipeline import Settings, State, run_round, start, take_tokens, target_log_probs
+from ddtree_lab.pipeline import Settings, State, now, run_round, start, take_tokens, target_log_probs
 from ddtree_lab.records import Record
 from ddtree_lab.sampling import Sampler
 from ddtree_lab.stages.cache import make_cache
@@ -22,6 +21,7 @@ from ddtree_lab.stages.walk import Walk
 from ddtree_lab.trace import Round, Trace
 
 AUTOREGRESSIVE = "autoregressive"
+Tell = Callable[[Sequence[int]], None]
 DECODING_METHODS = (AUTOREGRESSIVE, "dflash", "ddtree")
 
 
@@ -119,7 +119,7 @@ def generate(
     record: bool = False,
     *,
     verify_method: str = "auto",
-    on_tokens: Callable[[Sequence[int]], None] | None = None,
+    on_tokens: Tell | None = None,
 ) -> Generation:
     """Decode one prompt.
 
@@ -155,81 +155,88 @@ def generate(
     )
     input_ids = pair.encode(prompt_or_ids)
     tell = on_tokens or (lambda tokens: None)
-    began = time.perf_counter()
     if method == AUTOREGRESSIVE:
         if record:
             raise ValueError("record=True needs rounds to record; use method 'dflash' or 'ddtree'.")
-        tokens, rounds, prefill_seconds, finish_reason = _autoregressive(pair, input_ids, settings, tell)
-        recorded: list[Round] = []
+        run = _autoregressive(pair, input_ids, settings, tell)
     else:
-        tokens, rounds, prefill_seconds, finish_reason, recorded = _speculative(
-            pair, input_ids, settings, tell, record
-        )
-    seconds = time.perf_counter() - began
+        run = _speculative(pair, input_ids, settings, tell, record)
     trace = None
     if record:
         said = dict(
             method=method, tree_budget=tree_budget, max_new_tokens=max_new_tokens,
             temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, verify_method=verify_method,
         )  # fmt: skip
-        trace = make_trace(pair, tuple(input_ids[0].tolist()), tokens[0], recorded, said, finish_reason)
+        prompt_token_ids = tuple(input_ids[0].tolist())
+        trace = make_trace(pair, prompt_token_ids, run.token_ids[0], run.recorded, said, run.finish_reason)
     return Generation(
-        token_ids=tokens,
-        text=pair.decode(tokens),
+        token_ids=run.token_ids,
+        text=pair.decode(run.token_ids),
         method=method,
         tree_budget=tree_budget if method == "ddtree" else None,
-        rounds=tuple(rounds),
-        seconds=seconds,
-        prefill_seconds=prefill_seconds,
-        finish_reason=finish_reason,
+        rounds=tuple(run.rounds),
+        seconds=run.seconds,
+        prefill_seconds=run.prefill_seconds,
+        finish_reason=run.finish_reason,
         trace=trace,
     )
 
 
-def _autoregressive(
-    pair: Pair, input_ids: Tensor, settings: Settings, tell: Callable[[Sequence[int]], None]
-) -> tuple[tuple[int, ...], list[RoundSummary], float, str]:
+@dataclass
+class _Run:
+    """What a loop gives back; its clock leaves out the time spent on recording."""
+
+    token_ids: tuple[int, ...] = ()
+    rounds: list[RoundSummary] = field(default_factory=list)
+    recorded: list[Round] = field(default_factory=list)
+    seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    finish_reason: str = ""
+
+
+def _autoregressive(pair: Pair, input_ids: Tensor, settings: Settings, tell: Tell) -> _Run:
     """Plain decoding, the reference: one token, one pass, the library's own forward."""
-    began = time.perf_counter()
+    run, began = _Run(), now(pair)
     cache = make_cache(pair.target)
     logits = prefill(pair.target, input_ids, cache).logits
     token_ids = tuple(input_ids[0].tolist())
     num_prompt_tokens = len(token_ids)
-    prefill_seconds, rounds = 0.0, []
     while True:
-        prefix = token_ids
-        chosen = settings.sampler.choose(logits[0, -1:], [len(prefix)], lambda _, text=prefix: text)
+        chosen = settings.sampler.choose(logits[0, -1:], [len(token_ids)])
         token_ids, finish_reason = take_tokens(settings, token_ids, num_prompt_tokens, tuple(chosen))
-        tell(chosen)
-        if prefill_seconds:
-            rounds.append(RoundSummary(0, 1, 0))
+        if run.prefill_seconds:
+            run.rounds.append(RoundSummary(0, 1, 0))
         else:
-            prefill_seconds = time.perf_counter() - began
+            run.prefill_seconds = now(pair) - began
+        tell(chosen)
         if finish_reason:
-            return token_ids[num_prompt_tokens:], rounds, prefill_seconds, finish_reason
+            break
         logits = run_target(pair.target, torch.tensor([chosen]), cache).logits
+    run.seconds = now(pair) - began
+    run.token_ids, run.finish_reason = token_ids[num_prompt_tokens:], finish_reason
+    return run
 
 
-def _speculative(
-    pair: Pair, input_ids: Tensor, settings: Settings, tell: Callable[[Sequence[int]], None], record: bool
-) -> tuple[tuple[int, ...], list[RoundSummary], float, str, list[Round]]:
-    began = time.perf_counter()
+def _speculative(pair: Pair, input_ids: Tensor, settings: Settings, tell: Tell, record: bool) -> _Run:
+    """The pipeline, round after round."""
+    run, began = _Run(), now(pair)
     state = start(pair, input_ids, settings)
-    prefill_seconds = time.perf_counter() - began
+    run.prefill_seconds = run.seconds = now(pair) - began
     tell(state.new_token_ids)
-    rounds, recorded = [], []
     while not state.finish_reason:
-        before = state
+        before, began = state, now(pair)
         state = run_round(pair, settings, state)
+        run.seconds += now(pair) - began
         done = record_round(before, state, with_log_probs=record)
-        rounds.append(
+        run.recorded += [done] if record else []
+        run.rounds.append(
             RoundSummary(
                 done.num_accepted_drafts, done.num_emitted_tokens, done.tree.num_drafted, state.stage_seconds
             )
         )
-        recorded += [done] if record else []
         tell(done.emitted_token_ids)
-    return state.new_token_ids, rounds, prefill_seconds, state.finish_reason, recorded
+    run.token_ids, run.finish_reason = state.new_token_ids, state.finish_reason
+    return run
 
 
 def record_round(before: State, after: State, with_log_probs: bool = True) -> Round:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -144,6 +145,10 @@ class DFlashDrafter(nn.Module):
         return self.fc.weight.device
 
     @property
+    def _layers(self) -> list[DFlashLayer]:
+        return cast(list[DFlashLayer], list(self.layers))
+
+    @property
     def num_draft_positions(self) -> int:
         """Positions drafted by one block: every row but the anchor's."""
         return self.config.block_size - 1
@@ -169,7 +174,7 @@ class DFlashDrafter(nn.Module):
             )
         fused = self.hidden_norm(self.fc(taps.to(self.dtype)))  # (B, rows, H), shared by every layer
         rope = self.rotary_emb(fused, position_ids)
-        new = [layer.self_attn.keys_values(fused, rope) for layer in self.layers]
+        new = [layer.self_attn.keys_values(fused, rope) for layer in self._layers]
         if context is None:
             keys, values = zip(*new, strict=True)
             return DrafterContext(tuple(keys), tuple(values), position_ids)
@@ -194,7 +199,7 @@ class DFlashDrafter(nn.Module):
         """
         x = block_embeddings.to(self.dtype)
         rope = self.rotary_emb(x, position_ids)
-        for i, layer in enumerate(self.layers):
+        for i, layer in enumerate(self._layers):
             mask = self._layer_mask(i, position_ids, context.position_ids, attention_mask)
             x = layer(x, rope, (context.keys[i], context.values[i]), mask)
         return self.norm(x)
@@ -254,7 +259,9 @@ class DFlashDrafter(nn.Module):
         """
         path = Path(folder)
         if not (path / "config.json").is_file():
-            raise FileNotFoundError(f"drafter: {path} has no config.json; give a folder with a DFlash checkpoint.")
+            raise FileNotFoundError(
+                f"drafter: {path} has no config.json; give a folder with a DFlash checkpoint."
+            )
         config = DFlashConfig.from_dict(json.loads((path / "config.json").read_text(encoding="utf-8")))
         tensors = _read_safetensors(path)
         with torch.device("meta"):
@@ -269,7 +276,9 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     names = sorted(path.glob("*.safetensors"))
     if not names:
         found = sorted(p.name for p in path.iterdir() if p.suffix in {".bin", ".pt", ".pth", ".pkl"})
-        hint = f" It holds {', '.join(found)}; pickled weights are refused, convert them first." if found else ""
+        hint = (
+            f" It holds {', '.join(found)}; pickled weights are refused, convert them first." if found else ""
+        )
         raise FileNotFoundError(f"drafter: {path} has no .safetensors file.{hint}")
     index = path / INDEX_NAME
     if index.is_file():
@@ -278,12 +287,14 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for name in names:
         with safe_open(name, framework="pt") as file:
-            tensors.update({key: file.get_tensor(key) for key in file.keys()})
+            tensors.update({key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118 (no dict)
     return tensors
 
 
 def _check_names(expected: set[str], found: set[str], path: Path) -> None:
-    second_generation = sorted(n for n in found if "attention_conv" in n or "mlp_conv" in n or "candidate_selector" in n)
+    second_generation = sorted(
+        n for n in found if "attention_conv" in n or "mlp_conv" in n or "candidate_selector" in n
+    )
     if second_generation:
         raise ValueError(
             f"drafter: {path} is a second-generation DFlash2 drafter (it has {second_generation[0]}), "

@@ -71,11 +71,12 @@ class DFlashConfig:
             )
         if "sliding_attention" in self.layer_types and not self.sliding_window:
             raise ValueError(
-                "layer_types has sliding layers but sliding_window is not set; "
-                "give the window in positions."
+                "layer_types has sliding layers but sliding_window is not set; give the window in positions."
             )
         if self.block_size < 2:
-            raise ValueError(f"block_size is {self.block_size}; a block needs an anchor and a mask, so at least 2.")
+            raise ValueError(
+                f"block_size is {self.block_size}; a block needs an anchor and a mask, so at least 2."
+            )
         if not self.target_layer_ids:
             raise ValueError("target_layer_ids is empty; a drafter needs at least one tap.")
         bad = [i for i in self.target_layer_ids if not 0 <= i < self.num_target_layers]

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 PACKAGES = ("ddtree-lab", "torch", "transformers", "accelerate", "safetensors", "tokenizers", "numpy")
 # Import name → what it changes when it is there, and when it is not.
 KERNELS = {
-    "fla": ("fused gated-delta kernels in plain forwards", "plain forwards of Gated DeltaNet use the reference code"),
+    "fla": (
+        "fused gated-delta kernels in plain forwards",
+        "plain forwards of Gated DeltaNet use the reference code",
+    ),
     "causal_conv1d": ("fused causal convolution in plain forwards", "the convolution runs as torch.conv1d"),
     "flash_attn": ("flash-attention can be asked for", "attention runs as sdpa, which takes the tree mask"),
     "bitsandbytes": ("quantization='4bit' and '8bit' work", "targets load unquantised only"),
@@ -82,19 +85,29 @@ def describe_environment() -> Environment:
     items += [EnvironmentItem(package, version_of(package), _package_note(package)) for package in PACKAGES]
     for module, (there, absent) in KERNELS.items():
         found = importlib.util.find_spec(module) is not None
-        items.append(EnvironmentItem(module, version_of(module) if found else "absent", there if found else absent))
+        items.append(
+            EnvironmentItem(module, version_of(module) if found else "absent", there if found else absent)
+        )
     count = torch.cuda.device_count()
     for i in range(count):
         free, total = torch.cuda.mem_get_info(i)
         name = torch.cuda.get_device_name(i)
-        items.append(EnvironmentItem(f"cuda:{i}", name, f"{format_bytes(free)} of {format_bytes(total)} free"))
+        items.append(
+            EnvironmentItem(f"cuda:{i}", name, f"{format_bytes(free)} of {format_bytes(total)} free")
+        )
     if not count:
-        items.append(EnvironmentItem("device", "cpu", "no CUDA device: extra tree nodes cost time, not only memory"))
+        items.append(
+            EnvironmentItem("device", "cpu", "no CUDA device: extra tree nodes cost time, not only memory")
+        )
     threads = torch.get_num_threads()
-    items.append(EnvironmentItem("threads", str(threads), f"of {os.cpu_count()} cores; OMP_NUM_THREADS changes it"))
+    items.append(
+        EnvironmentItem("threads", str(threads), f"of {os.cpu_count()} cores; OMP_NUM_THREADS changes it")
+    )
     offline = os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0")
     items.append(
-        EnvironmentItem("hub", "offline" if offline else "reachable if asked", "used only when a hub id is given")
+        EnvironmentItem(
+            "hub", "offline" if offline else "reachable if asked", "used only when a hub id is given"
+        )
     )
     return Environment(tuple(items))
 
@@ -106,6 +119,8 @@ def _package_note(package: str) -> str:
 
     if not hasattr(LinearAttentionLayer, "is_croppable"):
         return "its caches do not say whether they can be cropped; recurrent layers cannot"
-    return "hybrid caches are not croppable; the library's own assisted decoding refuses them" if hasattr(
-        DynamicLayer, "is_croppable"
-    ) else ""
+    return (
+        "hybrid caches are not croppable; the library's own assisted decoding refuses them"
+        if hasattr(DynamicLayer, "is_croppable")
+        else ""
+    )

@@ -62,7 +62,9 @@ class DDTree:
             ValueError: a batch, padding, a filled cache or an output that this method cannot give.
         """
         _refuse_unsupported(input_ids, generation_config, model_kwargs)
-        cache = next((model_kwargs[name] for name in _CACHE_NAMES if model_kwargs.get(name) is not None), None)
+        cache = next(
+            (model_kwargs[name] for name in _CACHE_NAMES if model_kwargs.get(name) is not None), None
+        )
         do_sample = bool(generation_config.do_sample)
         seed = int(torch.randint(2**62, ())) if do_sample else 0
         settings = Settings(

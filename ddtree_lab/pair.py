@@ -78,7 +78,11 @@ class Pair:
         return frozenset(found if isinstance(found, (list, tuple)) else [found])
 
     def encode(
-        self, prompt: str | Prompt | Sequence[int] | Tensor, *, system: str | None = None, raw: bool | None = None
+        self,
+        prompt: str | Prompt | Sequence[int] | Tensor,
+        *,
+        system: str | None = None,
+        raw: bool | None = None,
     ) -> Int[Tensor, "1 rows"]:
         """Token ids of a prompt, [1, P].
 
@@ -177,12 +181,12 @@ def _offline(source: str | Path, local_files_only: bool | None) -> bool:
 
 def _drafter_dtype(target: PreTrainedModel) -> torch.dtype:
     """The target's, except half precision, which overflows in the drafter's tap fusion."""
-    dtype = resolve_embeddings(target).input.weight.dtype
+    dtype = resolve_embeddings(target).dtype
     return dtype if dtype in (torch.float32, torch.float64) else torch.bfloat16
 
 
 def _embedding_device(target: PreTrainedModel) -> torch.device:
-    device = resolve_embeddings(target).input.weight.device
+    device = resolve_embeddings(target).device
     return torch.device("cpu") if device.type == "meta" else device
 
 
@@ -193,7 +197,9 @@ def _quantization(bits: str | None) -> dict[str, Any]:
         raise ValueError(f"quantization is {bits!r}; give '4bit', '8bit' or None.")
     from transformers import BitsAndBytesConfig
 
-    return {"quantization_config": BitsAndBytesConfig(load_in_4bit=bits == "4bit", load_in_8bit=bits == "8bit")}
+    return {
+        "quantization_config": BitsAndBytesConfig(load_in_4bit=bits == "4bit", load_in_8bit=bits == "8bit")
+    }
 
 
 def resolve_folder(source: str | Path, local_files_only: bool | None = None) -> Path:
@@ -203,7 +209,9 @@ def resolve_folder(source: str | Path, local_files_only: bool | None = None) -> 
     from huggingface_hub import snapshot_download
 
     patterns = ["*.json", "*.safetensors"]
-    return Path(snapshot_download(str(source), allow_patterns=patterns, local_files_only=bool(local_files_only)))
+    return Path(
+        snapshot_download(str(source), allow_patterns=patterns, local_files_only=bool(local_files_only))
+    )
 
 
 def check_pair(target: PreTrainedModel, drafter: DFlashDrafter) -> None:

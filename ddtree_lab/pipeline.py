@@ -59,8 +59,14 @@ class Settings:
     def __post_init__(self) -> None:
         if self.method not in ("dflash", "ddtree"):
             raise ValueError(f"method is {self.method!r}; choose 'autoregressive', 'dflash' or 'ddtree'.")
-        if not isinstance(self.tree_budget, int) or isinstance(self.tree_budget, bool) or self.tree_budget < 0:
-            raise ValueError(f"tree_budget is {self.tree_budget!r}; give a whole number of drafted nodes, 0 or more.")
+        if (
+            not isinstance(self.tree_budget, int)
+            or isinstance(self.tree_budget, bool)
+            or self.tree_budget < 0
+        ):
+            raise ValueError(
+                f"tree_budget is {self.tree_budget!r}; give a whole number of drafted nodes, 0 or more."
+            )
         if self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens is {self.max_new_tokens}; give at least 1.")
 
@@ -136,7 +142,9 @@ class State:
         return settings.max_new_tokens - len(self.new_token_ids)
 
 
-def start(pair: Pair, input_ids: Int[Tensor, "1 rows"], settings: Settings, cache: Cache | None = None) -> State:
+def start(
+    pair: Pair, input_ids: Int[Tensor, "1 rows"], settings: Settings, cache: Cache | None = None
+) -> State:
     """Prefill the prompt and choose the first token, the first anchor."""
     cache = make_cache(pair.target) if cache is None else cache
     taps = pair.drafter.config.target_layer_ids
@@ -146,7 +154,9 @@ def start(pair: Pair, input_ids: Int[Tensor, "1 rows"], settings: Settings, cach
     first = settings.sampler.choose(out.logits[0], [len(prompt)], lambda _: prompt)[0]
     token_ids, finish_reason = take_tokens(settings, prompt, len(prompt), (first,))
     context = extend_context(pair.drafter, out.taps[0])
-    return State(token_ids, len(prompt), cache, context, finish_reason=finish_reason, first_logits=out.logits[0])
+    return State(
+        token_ids, len(prompt), cache, context, finish_reason=finish_reason, first_logits=out.logits[0]
+    )
 
 
 def advance(pair: Pair, settings: Settings, state: State) -> State:
@@ -160,9 +170,9 @@ def advance(pair: Pair, settings: Settings, state: State) -> State:
         raise ValueError(f"the text has ended ({state.finish_reason}); there is no next stage.")
     if "commit" in state.records:  # the round before is over
         state = replace(state, records={}, stage_seconds={})
-    began = _now(pair)
+    began = now(pair)
     record, changes = _RUN[stage](pair, settings, state)
-    seconds = {**state.stage_seconds, stage: _now(pair) - began}
+    seconds = {**state.stage_seconds, stage: now(pair) - began}
     return replace(state, records={**state.records, stage: record}, stage_seconds=seconds, **changes)
 
 
@@ -193,7 +203,7 @@ def _tree(pair: Pair, settings: Settings, state: State) -> tuple[DraftTree, dict
 def _mask(pair: Pair, settings: Settings, state: State) -> tuple[TreeMask, dict[str, Any]]:
     tree = _record(state, "tree", DraftTree)
     windows = [layer.sliding_window for layer in state.cache.layers if getattr(layer, "is_sliding", False)]
-    dtype = pair.embeddings.input.weight.dtype
+    dtype = pair.embeddings.dtype
     return build_mask(tree, cache_length(state.cache), dtype, pair.target.device, windows), {}
 
 
@@ -275,7 +285,8 @@ def _record(state: State, stage: str, kind: type) -> Any:
     return record
 
 
-def _now(pair: Pair) -> float:
+def now(pair: Pair) -> float:
+    """Seconds of a clock, after all that was asked of the device is done."""
     if pair.target.device.type == "cuda":
         torch.cuda.synchronize()  # kernels run behind Python's back
     return time.perf_counter()

@@ -54,7 +54,9 @@ class Sampler:
             ValueError: a setting outside its range.
         """
         if not temperature >= 0:
-            raise ValueError(f"temperature is {temperature}; give 0 for greedy decoding or a positive number.")
+            raise ValueError(
+                f"temperature is {temperature}; give 0 for greedy decoding or a positive number."
+            )
         if seed < 0:
             raise ValueError(f"seed is {seed}; give a number of 0 or more.")
         if top_k is not None and top_k < 1:
@@ -70,7 +72,9 @@ class Sampler:
             warpers.append(TopPLogitsWarper(float(top_p)))
         return cls(True, seed, warpers)
 
-    def scores(self, logits: Float[Tensor, "row vocab"], prefix: Prefix | None = None) -> Float[Tensor, "row vocab"]:
+    def scores(
+        self, logits: Float[Tensor, "row vocab"], prefix: Prefix | None = None
+    ) -> Float[Tensor, "row vocab"]:
         """Logits after processors and warpers, in float32.
 
         Args:
@@ -80,7 +84,9 @@ class Sampler:
         if self.processors:
             assert prefix is not None
             rows = [torch.tensor([list(prefix(i))], device=logits.device) for i in range(len(logits))]
-            scores = torch.cat([self.processors(ids, scores[i : i + 1].clone()) for i, ids in enumerate(rows)])
+            scores = torch.cat(
+                [self.processors(ids, scores[i : i + 1].clone()) for i, ids in enumerate(rows)]
+            )
         if self.warpers:
             scores = self.warpers(torch.empty(len(logits), 0, dtype=torch.long, device=logits.device), scores)
         return scores

@@ -110,7 +110,9 @@ class Session(Record):
             ValueError: there is no step to undo.
         """
         if len(self._history) == 1:
-            raise ValueError("session is at its start (the prompt is prefilled, no stage has run); it cannot go back.")
+            raise ValueError(
+                "session is at its start (the prompt is prefilled, no stage has run); it cannot go back."
+            )
         self._history.pop()
         return self.state
 
@@ -147,7 +149,9 @@ class Session(Record):
             )
         deepest = drafted.remaining(self.settings) - 1
         if tree.depth > deepest:
-            raise ValueError(f"tree is {tree.depth} deep; max_new_tokens leaves room for {deepest} in this round.")
+            raise ValueError(
+                f"tree is {tree.depth} deep; max_new_tokens leaves room for {deepest} in this round."
+            )
         records = {**drafted.records, "tree": tree}
         self._history[index:] = [replace(drafted, records=records)]
         return tree
@@ -186,7 +190,9 @@ class Session(Record):
     def __repr__(self) -> str:
         after = next(reversed(self.state.records), "prefill")
         then = f"next {self.next_stage}" if self.next_stage else f"ended ({self.finish_reason})"
-        return f"Session(round {self.state.num_rounds}, {len(self.token_ids)} new tokens, after {after}, {then})"
+        return (
+            f"Session(round {self.state.num_rounds}, {len(self.token_ids)} new tokens, after {after}, {then})"
+        )
 
     def __rich__(self) -> Any:
         from rich.console import Group

@@ -162,7 +162,9 @@ class Trace(Record):
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise ValueError(f"this is no DDTree Lab trace (its format entry is not {FORMAT!r}).")
         if data.get("version") != VERSION:
-            raise ValueError(f"trace version is {data.get('version')!r}; this program reads version {VERSION}.")
+            raise ValueError(
+                f"trace version is {data.get('version')!r}; this program reads version {VERSION}."
+            )
         rounds = []
         try:
             for index, entry in enumerate(data["rounds"]):

@@ -28,7 +28,9 @@ def tree_scan(
 
     Keeps a state per node, which is what makes it simple and what makes it expensive.
     """
-    states, log_decays, updates, outputs = [], [], [], []
+    states: list[Tensor] = []
+    log_decays: list[Tensor] = []
+    updates, outputs = [], []
     for i, parent in enumerate(parents):
         before = state if parent < 0 else states[parent]  # (H, d_k, d_v)
         decayed = before * log_decay[:, i].exp()[:, None, None]

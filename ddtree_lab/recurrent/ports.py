@@ -108,7 +108,9 @@ class GatedDeltaPort:
         gated = module.norm(out.reshape(-1, module.head_v_dim), z.reshape(-1, module.head_v_dim))
         return module.out_proj(gated.reshape(1, len(out), -1)), GatedDeltaFactors(delta, conv_inputs)
 
-    def _convolve(self, module: Any, inputs: Tensor, layer: Any, topology: TreeTopology, scan: bool) -> Tensor:
+    def _convolve(
+        self, module: Any, inputs: Tensor, layer: Any, topology: TreeTopology, scan: bool
+    ) -> Tensor:
         weight = module.conv1d.weight.squeeze(1)  # (C, K)
         window = get_state(layer, "conv_states")[0].to(inputs.dtype)  # (C, K)
         if scan:
@@ -148,7 +150,9 @@ def find_port(module: nn.Module) -> RecurrentPort | None:
 
 def find_recurrent_modules(target: PreTrainedModel) -> dict[int, nn.Module]:
     """Layer index → the module of that layer for which a port is registered."""
-    return {int(m.layer_idx): m for m in target.modules() if hasattr(m, "layer_idx") and find_port(m) is not None}
+    return {
+        int(m.layer_idx): m for m in target.modules() if hasattr(m, "layer_idx") and find_port(m) is not None
+    }
 
 
 @contextmanager
@@ -178,5 +182,7 @@ def _dotted_name(cls: type) -> str:
 
 
 for _family, _prefix in (("qwen3_5", "Qwen3_5"), ("qwen3_5_moe", "Qwen3_5Moe")):
-    register_port(f"transformers.models.{_family}.modeling_{_family}.{_prefix}GatedDeltaNet", GatedDeltaPort())
+    register_port(
+        f"transformers.models.{_family}.modeling_{_family}.{_prefix}GatedDeltaNet", GatedDeltaPort()
+    )
 register_port("transformers.models.qwen3_next.modeling_qwen3_next.Qwen3NextGatedDeltaNet", Qwen3NextPort())

@@ -40,7 +40,9 @@ class TreeTopology:
     def _conv_columns(self, kernel_size: int) -> np.ndarray:
         # Virtual parents: the root's is the newest committed column, and each committed column's
         # is the one before it. The oldest column is its own, and no node is old enough to ask.
-        parent = np.concatenate([np.maximum(np.arange(-1, kernel_size - 1), 0), self.tree.parents + kernel_size])
+        parent = np.concatenate(
+            [np.maximum(np.arange(-1, kernel_size - 1), 0), self.tree.parents + kernel_size]
+        )
         columns = [np.arange(self.num_nodes) + kernel_size]
         for _ in range(kernel_size - 1):
             columns.append(parent[columns[-1]])

@@ -76,7 +76,9 @@ class CacheReport(Record):
     def __rich__(self) -> Table:
         from rich.table import Table
 
-        table = Table(title=f"cache: {self.seq_length} tokens, {format_bytes(self.num_bytes)}", title_justify="left")
+        table = Table(
+            title=f"cache: {self.seq_length} tokens, {format_bytes(self.num_bytes)}", title_justify="left"
+        )
         for name in ("layer", "kind", "class", "rollback", "bytes", "shapes"):
             table.add_column(name, justify="right" if name in ("layer", "bytes") else "left")
         for layer in self.layers:
@@ -149,7 +151,11 @@ def _kind_of(layer: Any) -> str:
 def _rollback_of(layer: Any) -> str:
     if is_recurrent(layer) or getattr(layer, "is_sliding", False):
         return "snapshot"
-    return "crop" if hasattr(layer, "crop") and hasattr(layer, "keys") and hasattr(layer, "lazy_initialization") else "none"
+    return (
+        "crop"
+        if hasattr(layer, "crop") and hasattr(layer, "keys") and hasattr(layer, "lazy_initialization")
+        else "none"
+    )
 
 
 def cache_length(cache: Cache) -> int:
@@ -174,7 +180,14 @@ def check_cache(target: PreTrainedModel, cache: Any, *, filled: bool = True) -> 
     found = len(cache.layers)
     if filled and cache_length(cache) == 0 and not _has_state(cache):
         bare = " It was made without the target's config, so it has no layers." if found == 0 else ""
-        raise ValueError(f"cache is empty.{bare} Make it with make_cache(target) and prefill the prompt into it.")
+        raise ValueError(
+            f"cache is empty.{bare} Make it with make_cache(target) and prefill the prompt into it."
+        )
+    if found == 0 and any(type(layer) is not DynamicLayer for layer in expected.layers):
+        raise ValueError(
+            "cache has no layers: it was made without the target's config, which says that they are not all "
+            "alike. Make it with make_cache(target)."
+        )
     if found != len(expected.layers) and (found or filled):
         raise ValueError(
             f"cache has {found} layers, the target has {len(expected.layers)}; make it with make_cache(target)."

@@ -15,7 +15,9 @@ from ddtree_lab.stages.tree import DraftTree
 from ddtree_lab.stages.verify import Verification, fingerprint
 
 
-def commit_path(target: PreTrainedModel, cache: Cache, verification: Verification, path: Sequence[int]) -> None:
+def commit_path(
+    target: PreTrainedModel, cache: Cache, verification: Verification, path: Sequence[int]
+) -> None:
     """Extend `cache` by the nodes of a root path; it then equals a fresh prefill of the same tokens.
 
     Attention layers are given the pending rows of the path through their own `update`, recurrent
@@ -50,7 +52,9 @@ def check_path(tree: DraftTree, path: Sequence[int]) -> list[int]:
         raise ValueError(f"path is {nodes}; it starts with the root, node 0, which is always committed.")
     for parent, node in zip(nodes, nodes[1:], strict=False):
         if not 0 < node < tree.num_nodes or tree.parents[node] != parent:
-            raise ValueError(f"path has node {node} after node {parent}, but it is no child of it in this tree.")
+            raise ValueError(
+                f"path has node {node} after node {parent}, but it is no child of it in this tree."
+            )
     return nodes
 
 

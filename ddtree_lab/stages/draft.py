@@ -49,7 +49,9 @@ class Draft(Record):
         log_probs = self.logits.float().log_softmax(-1)
         best = log_probs.topk(min(5, log_probs.shape[-1]), dim=-1)
         for d in range(self.depth):
-            shown = "  ".join(f"{int(t)} ({v.exp():.2f})" for t, v in zip(best.indices[d], best.values[d], strict=True))
+            shown = "  ".join(
+                f"{int(t)} ({v.exp():.2f})" for t, v in zip(best.indices[d], best.values[d], strict=True)
+            )
             entropy = -(log_probs[d].exp() * log_probs[d].clamp(min=-1e9)).sum()
             table.add_row(str(d + 1), shown, f"{entropy:.2f}")
         return table
@@ -77,7 +79,7 @@ def draft_block(
         )
     block = [anchor_token_id] + [config.mask_token_id] * drafter.num_draft_positions
     with torch.no_grad():
-        ids = torch.tensor([block], device=embeddings.input.weight.device)
+        ids = torch.tensor([block], device=embeddings.device)
         rows = embeddings.input(ids).to(drafter.device)
         positions = torch.arange(len(block), device=drafter.device)[None] + context.num_rows
         hidden = drafter.denoise(rows, positions, context)[:, 1:]  # the anchor's own row predicts nothing

@@ -8,8 +8,9 @@ do not.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -25,8 +26,8 @@ class EmbeddingPath(Record):
 
     input_path: str
     output_path: str
-    input: nn.Module
-    output: nn.Module
+    input: Any
+    output: Any
     tied: bool
 
     @property
@@ -38,6 +39,14 @@ class EmbeddingPath(Record):
     def hidden_size(self) -> int:
         return int(self.input.weight.shape[1])
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.input.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.input.weight.device
+
     def __repr__(self) -> str:
         tied = "tied" if self.tied else "untied"
         return f"EmbeddingPath({self.input_path} → {self.output_path}, {tied}, {self.vocab_size}×{self.hidden_size})"
@@ -48,10 +57,15 @@ class EmbeddingPath(Record):
         table = Table(title="embedding path", title_justify="left")
         for name in ("role", "path", "class", "shape", "dtype", "device"):
             table.add_column(name)
-        for role, path, module in (("input", self.input_path, self.input), ("output", self.output_path, self.output)):
+        for role, path, module in (
+            ("input", self.input_path, self.input),
+            ("output", self.output_path, self.output),
+        ):
             weight = module.weight
             dtype = str(weight.dtype).removeprefix("torch.")
-            table.add_row(role, path, type(module).__name__, str(list(weight.shape)), dtype, str(weight.device))
+            table.add_row(
+                role, path, type(module).__name__, str(list(weight.shape)), dtype, str(weight.device)
+            )
         table.caption = "one weight, tied" if self.tied else "two weights, not tied"
         return table
 
@@ -66,7 +80,7 @@ def resolve_embeddings(target: PreTrainedModel) -> EmbeddingPath:
         ValueError: the model has no input embedding or no output head (an encoder, or a bare
             backbone such as `AutoModel` gives).
     """
-    found = {}
+    found: dict[str, Any] = {}
     for role, getter in (("input", "get_input_embeddings"), ("output", "get_output_embeddings")):
         module = getattr(target, getter)() if hasattr(target, getter) else None
         if module is None:

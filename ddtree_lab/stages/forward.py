@@ -82,11 +82,13 @@ def continue_target(
     if not tree_support(target).has_unported_states:
         return run_target(target, input_ids, cache, tap_layer_ids)
     steps = [run_target(target, column, cache, tap_layer_ids) for column in input_ids.split(1, dim=1)]
-    taps = torch.cat([step.taps for step in steps], dim=1) if tap_layer_ids else None
+    taps = torch.cat([step.taps for step in steps if step.taps is not None], dim=1) if tap_layer_ids else None
     return TargetOutput(torch.cat([step.logits for step in steps], dim=1), taps)
 
 
-def collect_taps(hidden_states: Sequence[Tensor], tap_layer_ids: Sequence[int]) -> Float[Tensor, "batch rows width"]:
+def collect_taps(
+    hidden_states: Sequence[Tensor], tap_layer_ids: Sequence[int]
+) -> Float[Tensor, "batch rows width"]:
     """Hidden states after the tapped layers, side by side. Index 0 holds the embeddings, so id i is i + 1."""
     if max(tap_layer_ids) + 1 >= len(hidden_states):
         raise ValueError(
@@ -109,12 +111,12 @@ def prefill(
         ValueError: an empty prompt, more than one row, or a cache that does not fit the target.
     """
     if input_ids.ndim != 2 or input_ids.shape[0] != 1 or input_ids.shape[1] == 0:
-        raise ValueError(f"input_ids has shape {list(input_ids.shape)}; give one prompt of at least one token, [1, P].")
+        raise ValueError(
+            f"input_ids has shape {list(input_ids.shape)}; give one prompt of at least one token, [1, P]."
+        )
     check_cache(target, cache, filled=False)
     if cache_length(cache):
         out = continue_target(target, input_ids, cache, tap_layer_ids)
     else:
         out = run_target(target, input_ids, cache, tap_layer_ids, logits_to_keep=1)
     return TargetOutput(out.logits[:, -1:], out.taps)
-
-

@@ -87,7 +87,9 @@ def build_mask(
     if past_length < 0:
         raise ValueError(f"past_length is {past_length}; it counts committed tokens, so 0 or more.")
     if not dtype.is_floating_point:
-        raise ValueError(f"dtype is {dtype}; the mask is added to attention scores, so give the target's float dtype.")
+        raise ValueError(
+            f"dtype is {dtype}; the mask is added to attention scores, so give the target's float dtype."
+        )
     if windows and min(windows) < 1:
         raise ValueError(f"windows has {min(windows)}; a window holds at least the query's own position.")
     n = tree.num_nodes
@@ -107,7 +109,9 @@ def build_mask(
     )
 
 
-def build_mask_naive(tree: DraftTree, past_length: int, window: int | None = None) -> Bool[np.ndarray, "node keys"]:
+def build_mask_naive(
+    tree: DraftTree, past_length: int, window: int | None = None
+) -> Bool[np.ndarray, "node keys"]:
     """The same visibility, one pair at a time, over all keys: the definition spelled out."""
     n = tree.num_nodes
     visible = np.zeros((n, past_length + n), dtype=bool)

@@ -51,7 +51,9 @@ def tree_support(target: PreTrainedModel) -> TreeSupport:
         name = type(layer).__name__
         if is_recurrent(layer):
             if i not in modules or isinstance(layer, DynamicLayer):
-                return TreeSupport(modules, f"layer {i} ({kind}) is recurrent and has no tree-structured port", True)
+                return TreeSupport(
+                    modules, f"layer {i} ({kind}) is recurrent and has no tree-structured port", True
+                )
         elif type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) and name != "DummyLayer":
             return TreeSupport(modules, f"layer {i} keeps a {name}, whose rows cannot be rearranged")
         elif kind not in MASKABLE_KINDS:
@@ -76,8 +78,18 @@ def probe_support(target: PreTrainedModel, probe: Probe) -> str:
         dtype = str(target.dtype).removeprefix("torch.")
         try:
             error, scale = probe(target)
-        except (ValueError, TypeError, RuntimeError, AttributeError, KeyError, IndexError, NotImplementedError) as fault:
-            known[backend] = f"a trial tree pass failed under {backend} attention ({type(fault).__name__}: {fault})"
+        except (
+            ValueError,
+            TypeError,
+            RuntimeError,
+            AttributeError,
+            KeyError,
+            IndexError,
+            NotImplementedError,
+        ) as fault:
+            known[backend] = (
+                f"a trial tree pass failed under {backend} attention ({type(fault).__name__}: {fault})"
+            )
         else:
             exact = error <= PROBE_TOLERANCE.get(dtype, 0.1) * scale
             known[backend] = "" if exact else (

@@ -260,7 +260,9 @@ def _best_first_heap(log_probs: np.ndarray, budget: int) -> BestFirst:
     lp = log_probs.astype(np.float64).tolist()
     popped: list[tuple[int, int, int, float]] = []  # parent, depth, rank, score
     # (−score, ranks along the path, parent node, parent's score)
-    heap = [(-lp[0][0], (0,), 0, 0.0)] if num_depths and width and budget else []
+    heap: list[tuple[float, tuple[int, ...], int, float]] = (
+        [(-lp[0][0], (0,), 0, 0.0)] if num_depths and width and budget else []
+    )
     while heap and len(popped) < budget:
         negative, ranks, parent, parent_score = heapq.heappop(heap)
         depth, rank = len(ranks), ranks[-1]

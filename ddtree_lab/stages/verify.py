@@ -74,7 +74,8 @@ class Verification(Record):
 
     def __repr__(self) -> str:
         wrong = ", WRONG on recurrent layers" if self.states else ""
-        return f"Verification({self.tree.num_nodes} nodes after {self.past_length} tokens, method={self.method!r}{wrong})"
+        nodes = f"{self.tree.num_nodes} nodes after {self.past_length} tokens"
+        return f"Verification({nodes}, method={self.method!r}{wrong})"
 
     def __rich__(self) -> Table:
         from rich.table import Table
@@ -88,7 +89,11 @@ class Verification(Record):
             gap = best.values[i, 0] - best.values[i, 1]
             token = int(best.indices[i, 0])
             table.add_row(
-                str(i), str(self.tree.token_ids[i]), str(token), f"{probabilities[i, token]:.3f}", f"{gap:.2f}"
+                str(i),
+                str(self.tree.token_ids[i]),
+                str(token),
+                f"{probabilities[i, token]:.3f}",
+                f"{gap:.2f}",
             )
         table.caption = "gap: first minus second logit; below about 0.25 rounding may decide"
         return table
@@ -178,7 +183,9 @@ def _tree_forwards(
 ) -> dict[nn.Module, Callable[..., Tensor]]:
     """For each recurrent module a forward over the tree that leaves its factors in `factors`."""
 
-    def forward(layer_idx: int, module: nn.Module, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def forward(
+        layer_idx: int, module: nn.Module, hidden_states: Tensor, *args: Any, **kwargs: Any
+    ) -> Tensor:
         port = find_port(module)
         assert port is not None
         out, factors[layer_idx] = port.forward(module, hidden_states, cache.layers[layer_idx], topology, scan)
@@ -191,7 +198,9 @@ def _record_rows(fork: Cache) -> dict[int, tuple[Tensor, Tensor]]:
     """Keep the rows that each attention layer of a forked cache is given, as the layer grows."""
     rows: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def recording(layer_idx: int, update: Callable, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def recording(
+        layer_idx: int, update: Callable, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
         rows[layer_idx] = (keys, values)
         return update(keys, values, *args, **kwargs)
 
@@ -217,13 +226,19 @@ def _fitting_mask(
             f"and the cache holds {past_length}; build it with build_mask(tree, past_length)."
         )
     if mask.additive.dtype != dtype:
-        raise ValueError(f"mask is {mask.additive.dtype}, the target runs in {dtype}; pass that dtype to build_mask.")
+        raise ValueError(
+            f"mask is {mask.additive.dtype}, the target runs in {dtype}; pass that dtype to build_mask."
+        )
     if not set(_windows(cache)) <= set(mask.windowed):
-        raise ValueError(f"mask has no windows for the target's {sorted(set(_windows(cache)))}; pass windows= to build_mask.")
+        raise ValueError(
+            f"mask has no windows for the target's {sorted(set(_windows(cache)))}; pass windows= to build_mask."
+        )
     return mask
 
 
-def _mask_argument(target: PreTrainedModel, cache: Cache, mask: TreeMask) -> Tensor | dict[str, Tensor | None]:
+def _mask_argument(
+    target: PreTrainedModel, cache: Cache, mask: TreeMask
+) -> Tensor | dict[str, Tensor | None]:
     """The mask as the target's forward takes it: one tensor, or one for each layer type."""
     windows = _windows(cache)
     if not windows:
@@ -232,7 +247,9 @@ def _mask_argument(target: PreTrainedModel, cache: Cache, mask: TreeMask) -> Ten
     if kinds == {"sliding_attention"}:
         return mask.windowed[windows[0]]
     by_kind: dict[str, Tensor | None] = {"full_attention": mask.additive, "linear_attention": None}
-    return {kind: mask.windowed[windows[0]] if kind == "sliding_attention" else by_kind[kind] for kind in kinds}
+    return {
+        kind: mask.windowed[windows[0]] if kind == "sliding_attention" else by_kind[kind] for kind in kinds
+    }
 
 
 def _verify_paths(

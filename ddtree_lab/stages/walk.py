@@ -58,7 +58,9 @@ class Walk(Record):
             table.add_column(name, justify="right" if name != "what" else "left")
         for depth, node in enumerate(self.path):
             is_bonus = depth == len(self.path) - 1
-            what = "bonus: no child of the last node" if is_bonus else f"accepted: node {self.path[depth + 1]}"
+            what = (
+                "bonus: no child of the last node" if is_bonus else f"accepted: node {self.path[depth + 1]}"
+            )
             table.add_row(str(depth), str(node), str(self.token_ids[depth]), what)
         return table
 

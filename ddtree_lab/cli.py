@@ -1,0 +1,71 @@
+"""The command line: `ddtree-lab` and `python -m ddtree_lab`.
+
+Each command is a module with `add_arguments` and `execute`; here is only what they share: one-line usage
+errors (exit 2), a clean end on Ctrl-C and on a closed pipe.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from ddtree_lab import __version__
+
+COMMANDS = {
+    "run": "decode with every method, compare, and draw a round's tree",
+    "env": "versions, kernels, devices, and what each implies",
+}
+EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
+
+
+class UsageError(Exception):
+    """Something the user can mend: shown as one line, exit 2."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_USAGE, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="ddtree-lab", description="Tree speculative decoding, step by step, exact on hybrids."
+    )
+    parser.add_argument("--version", action="version", version=f"ddtree-lab {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, summary in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=summary)
+        module = importlib.import_module(f"ddtree_lab.commands.{name}")
+        module.add_arguments(command)
+        command.set_defaults(execute=module.execute)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit status."""
+    try:
+        args = make_parser().parse_args(argv)
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    try:
+        status = int(args.execute(args))
+        sys.stdout.flush()
+    except UsageError as error:
+        return _complain(args.command, str(error), EXIT_USAGE)
+    except KeyboardInterrupt:
+        return _complain(args.command, "interrupted", EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        # The reader is gone. Python would complain once more when it closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return status
+
+
+def _complain(command: str, message: str, status: int) -> int:
+    line = " ".join(message.split())
+    print(f"ddtree-lab {command}: error: {line}", file=sys.stderr)
+    return status

@@ -1,0 +1,333 @@
+"""`ddtree-lab run`: the same prompt with every method, side by side."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddtree_lab.cli import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from ddtree_lab.decode import Generation
+    from ddtree_lab.pair import Pair, Prompt
+
+# What a bad model name, prompt or setting raises; anything else is a fault of ours and keeps its traceback.
+USER_ERRORS = (ValueError, TypeError, OSError)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--target", metavar="ID", help="hub id or folder of the target (default: the embedded pair)"
+    )
+    parser.add_argument("--drafter", metavar="ID", help="hub id or folder of its DFlash drafter")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--prompt", metavar="TEXT", help="the user's message")
+    source.add_argument(
+        "--prompt-file", metavar="FILE", help="read the message from a file, - for standard input"
+    )
+    source.add_argument(
+        "--bundled", metavar="ID", help="a bundled held-out prompt (--list-prompts shows them)"
+    )
+    parser.add_argument("--system", metavar="TEXT", help="a system message before it")
+    parser.add_argument(
+        "--raw", action="store_true", help="take the text as it is, without the chat template"
+    )
+    parser.add_argument("--list-prompts", action="store_true", help="list the bundled prompts and stop")
+    parser.add_argument(
+        "--method",
+        choices=("autoregressive", "dflash", "ddtree"),
+        help="only this one, beside plain decoding",
+    )
+    parser.add_argument("--max-new-tokens", type=_positive, default=100, metavar="N", help="default 100")
+    parser.add_argument(
+        "--tree-budget",
+        type=_budgets,
+        default=[32, 64],
+        metavar="N[,N]",
+        help="drafted nodes (default 32,64)",
+    )
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default 0: greedy")
+    parser.add_argument("--top-k", type=_positive, metavar="K")
+    parser.add_argument("--top-p", type=float, metavar="P")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="default 0")
+    parser.add_argument(
+        "--dtype", default="auto", help="of the target, e.g. bfloat16 (default: the checkpoint's)"
+    )
+    parser.add_argument("--device-map", metavar="MAP", help="as in from_pretrained, e.g. auto")
+    parser.add_argument("--trace", metavar="FILE", help="save the rounds of the largest tree budget as JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+
+
+def _positive(text: str) -> int:
+    number = int(text) if text.strip().isdigit() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
+    return number
+
+
+def _budgets(text: str) -> list[int]:
+    return sorted({_positive(part) for part in text.split(",")})
+
+
+@dataclass(frozen=True)
+class Result:
+    """One method's row."""
+
+    generation: Generation
+    speedup: float
+    lossless: bool
+
+    @property
+    def label(self) -> str:
+        budget = self.generation.tree_budget
+        return self.generation.method if budget is None else f"{self.generation.method} {budget}"
+
+    def to_dict(self) -> dict[str, Any]:
+        g = self.generation
+        return {
+            "method": g.method,
+            "tree_budget": g.tree_budget,
+            "text": g.text,
+            "token_ids": list(g.token_ids),
+            "num_emitted_tokens": g.num_emitted_tokens,
+            "num_rounds": g.num_rounds,
+            "mean_emitted_tokens": g.mean_emitted_tokens,
+            "mean_accepted_drafts": g.mean_accepted_drafts,
+            "tokens_per_second": g.tokens_per_second,
+            "speedup": self.speedup,
+            "lossless": self.lossless,
+        }
+
+
+def execute(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    console = Console(stderr=args.json)
+    if args.list_prompts:
+        _list_prompts(args.json)
+        return 0
+    try:
+        if args.trace:
+            _check_writable(Path(args.trace))
+        with _progress(console) as progress:
+            pair, prompt = _load(args, progress)
+            results = _decode_all(args, pair, prompt, progress)
+        if args.trace:
+            _traced(results).save(args.trace)
+    except USER_ERRORS as error:
+        raise UsageError(str(error)) from error
+    if args.json:
+        print(json.dumps(_report(pair, prompt, results), ensure_ascii=False, indent=2))
+    else:
+        _show(console, prompt, results, args.trace)
+    return 0 if all(result.lossless for result in results) else 1
+
+
+def _load(args: argparse.Namespace, progress: Any) -> tuple[Pair, Prompt]:
+    task = progress.add_task("loading the pair", total=None)
+    from transformers.utils import logging
+
+    from ddtree_lab.pair import load_pair
+
+    logging.set_verbosity_error()  # missing kernels are what `env` tells about
+    logging.disable_progress_bar()
+    pair = load_pair(args.target, args.drafter, dtype=args.dtype, device_map=args.device_map)
+    prompt = _prompt(args)
+    progress.remove_task(task)
+    return pair, prompt
+
+
+def _prompt(args: argparse.Namespace) -> Prompt:
+    from ddtree_lab.pair import Prompt, bundled_prompts
+
+    if args.prompt is not None:
+        return Prompt("given", "raw" if args.raw else "chat", "given", args.prompt)
+    if args.prompt_file is not None:
+        read = (
+            sys.stdin.read()
+            if args.prompt_file == "-"
+            else Path(args.prompt_file).read_text(encoding="utf-8")
+        )
+        return Prompt(args.prompt_file, "raw" if args.raw else "chat", "given", read)
+    prompts = {prompt.id: prompt for prompt in bundled_prompts()}
+    wanted = args.bundled or next(iter(prompts))
+    if wanted not in prompts:
+        raise UsageError(f"--bundled {wanted!r} is no bundled prompt; run with --list-prompts to see them.")
+    return prompts[wanted]
+
+
+def _decode_all(args: argparse.Namespace, pair: Pair, prompt: Prompt, progress: Any) -> list[Result]:
+    from ddtree_lab.decode import AUTOREGRESSIVE, generate
+
+    ids = pair.encode(prompt, system=args.system)
+    sampling = dict(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed)
+    runs: list[dict[str, Any]] = [dict(method=AUTOREGRESSIVE)]
+    if args.method in (None, "dflash"):
+        runs.append(dict(method="dflash"))
+    if args.method in (None, "ddtree"):
+        runs += [dict(method="ddtree", tree_budget=budget) for budget in args.tree_budget]
+    for run in runs:  # the first pass of a kind pays for lazy set-up, here and not in a measured run
+        generate(pair, ids, max_new_tokens=3, **run, **sampling)
+    results: list[Result] = []
+    for run in runs:
+        name = " ".join(map(str, run.values()))
+        task = progress.add_task(name, total=args.max_new_tokens)
+
+        def show_progress(tokens: Sequence[int], task: Any = task) -> None:
+            progress.advance(task, len(tokens))
+
+        generation = generate(
+            pair,
+            ids,
+            max_new_tokens=args.max_new_tokens,
+            record=run is runs[-1] and run["method"] != AUTOREGRESSIVE,
+            on_tokens=show_progress,
+            **run,
+            **sampling,
+        )
+        progress.remove_task(task)
+        plain = results[0].generation if results else generation
+        speedup = generation.tokens_per_second / plain.tokens_per_second
+        results.append(Result(generation, speedup, generation.token_ids == plain.token_ids))
+    return results
+
+
+def _traced(results: list[Result]) -> Any:
+    trace = results[-1].generation.trace
+    if trace is None:
+        raise UsageError("--trace needs rounds to record; run with --method dflash or ddtree, or with all.")
+    return trace
+
+
+def _check_writable(path: Path) -> None:
+    if not path.parent.is_dir():
+        raise UsageError(f"--trace {path}: there is no folder {path.parent}.")
+    if path.is_dir():
+        raise UsageError(f"--trace {path} is a folder; name a file.")
+
+
+def _report(pair: Pair, prompt: Prompt, results: list[Result]) -> dict[str, Any]:
+    from ddtree_lab.environment import environment_summary
+
+    return {
+        "pair": pair.name,
+        "prompt": prompt.text,
+        "results": [result.to_dict() for result in results],
+        "environment": environment_summary(),
+    }
+
+
+@contextmanager
+def _progress(console: Console) -> Iterator[Any]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        yield progress
+
+
+def _show(console: Console, prompt: Prompt, results: list[Result], trace_path: str | None) -> None:
+    from rich.panel import Panel
+    from rich.text import Text
+
+    from ddtree_lab.view.text import draw_round, round_title
+
+    is_ascii = console.options.ascii_only
+    console.print(Panel(Text(prompt.text), title="prompt", title_align="left"))
+    console.print(Panel(Text(results[0].generation.text), title="plain decoding says", title_align="left"))
+    trace = results[-1].generation.trace
+    if trace is not None and trace.rounds:
+        shown = max(range(len(trace.rounds)), key=lambda i: _interest(trace.rounds[i]))
+        console.print(Text(round_title(shown, len(trace.rounds), trace.rounds[shown]), "bold"))
+        console.print(draw_round(trace.rounds[shown], trace.text_of, ascii=is_ascii))
+        console.print()
+    console.print(results_table(results))
+    if trace_path:
+        console.print(f"trace saved to {trace_path}", highlight=False)
+
+
+def _interest(round_: Any) -> tuple[int, int]:
+    """Rounds worth drawing keep many drafts, and not all of them the drafter's favourites."""
+    surprises = sum(int(round_.tree.ranks[node]) > 0 for node in round_.path[1:])
+    return (min(surprises, 1) * 2 + round_.num_accepted_drafts, surprises)
+
+
+def results_table(results: list[Result]) -> Table:
+    """One row a method."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        caption="accepted drafts and emitted tokens are means over rounds; a round emits its accepted drafts and one "
+        "token of the target's own",
+        caption_justify="left",
+    )
+    columns = (
+        "method",
+        "text",
+        "tokens",
+        "rounds",
+        "accepted drafts",
+        "emitted tokens",
+        "tokens/s",
+        "speed-up",
+    )
+    for name in columns:
+        is_text = name in ("method", "text")
+        table.add_column(
+            name, justify="left" if is_text else "right", no_wrap=is_text, max_width=24 if is_text else None
+        )
+    table.add_column("lossless", justify="center")
+    for result in results:
+        g = result.generation
+        table.add_row(
+            result.label,
+            Text(" ".join(_first_difference(g, results[0].generation).split()), overflow="ellipsis"),
+            str(g.num_emitted_tokens),
+            str(g.num_rounds),
+            f"{g.mean_accepted_drafts:.2f}",
+            f"{g.mean_emitted_tokens:.2f}",
+            f"{g.tokens_per_second:.0f}",
+            f"{result.speedup:.2f}×",
+            Text("✓", "bold green") if result.lossless else Text("✗", "bold red"),
+        )
+    return table
+
+
+def _first_difference(generation: Generation, plain: Generation) -> str:
+    """The text's beginning, or where it leaves plain decoding's."""
+    if generation.token_ids == plain.token_ids:
+        return generation.text
+    pairs = zip(generation.text, plain.text, strict=False)
+    same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(generation.text), len(plain.text)))
+    return f"…{generation.text[max(0, same - 8) :]}"
+
+
+def _list_prompts(as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from ddtree_lab.pair import bundled_prompts
+
+    prompts = bundled_prompts()
+    if as_json:
+        print(json.dumps([asdict(prompt) for prompt in prompts], ensure_ascii=False, indent=2))
+        return
+    table = Table(title="bundled prompts, held out from training", title_justify="left")
+    for name in ("id", "domain", "kind", "text"):
+        table.add_column(name)
+    for prompt in prompts:
+        table.add_row(prompt.id, prompt.domain, prompt.kind, Text(prompt.text[:160], overflow="ellipsis"))
+    Console().print(table)
