@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import html
 import io
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,16 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 TEXT_WIDTH = 100
+# What a mark becomes where only ASCII is allowed; always one column, so that tables stay in line.
+PLAIN = {"●": "@", "○": "o", "·": ".", "×": "x", "→": ">", "–": "-", "…": "~", "✓": "+", "✗": "-", "’": "'"}
+
+
+def _plain(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    return "".join(PLAIN.get(mark, "?") for mark in error.object[error.start : error.end]), error.end
+
+
+codecs.register_error("ddtree_lab.plain", _plain)
 
 
 class Record:
@@ -33,7 +44,7 @@ class Record:
 
         # An explicit encoding makes rich choose ASCII guides; width and colour do not depend on
         # the terminal the caller happens to have.
-        stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii" if ascii else "utf-8", errors="replace")
+        stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii" if ascii else "utf-8", errors="ddtree_lab.plain")
         console = Console(
             file=stream, width=width, color_system=None, force_jupyter=False, legacy_windows=False
         )
