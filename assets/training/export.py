@@ -32,7 +32,7 @@ def export() -> None:
     PAIR.mkdir(parents=True, exist_ok=True)
     with fresh_folder(PAIR / "target") as folder:
         for name in ("config.json", "generation_config.json", "model.safetensors"):
-            shutil.copy(TARGET_FOLDER / name, folder)
+            shutil.copyfile(TARGET_FOLDER / name, folder / name)
         save_tokenizer(load_tokenizer(), folder)
     with fresh_folder(PAIR / "drafter") as folder:
         DFlashDrafter.from_pretrained(DRAFTER_FOLDER).save_pretrained(folder)
@@ -92,7 +92,7 @@ def greedy_answers(tasks: list[Task], max_new_tokens: int = 160) -> list[list[in
     answers: dict[int, list[int]] = {}
     for indices in by_length.values():
         prompts = torch.tensor([encoded[index] for index in indices])
-        rows = continuations(target, prompts, max_new_tokens, 0.0, torch.Generator())
+        rows = continuations(target, prompts, max_new_tokens, torch.zeros(len(prompts)), torch.Generator())
         answers |= dict(zip(indices, rows, strict=True))
     return [answers[index] for index in range(len(tasks))]
 

@@ -32,11 +32,12 @@ def write_model_card() -> None:
     measurements = json.loads(MEASUREMENTS_FILE.read_text(encoding="utf-8"))
     target_log, drafter_log = (_last_line(module.LOG) for module in (train_target, train_drafter))
     rollouts = Rollouts.load()
+    target_tokens = TARGET_TRAINING.num_steps * TARGET_TRAINING.batch_size * SEQUENCE_LENGTH
     values = {
         "target_parameters": _millions(PAIR / "target"),
         "drafter_parameters": _millions(PAIR / "drafter"),
         "target_steps": TARGET_TRAINING.num_steps,
-        "target_tokens": f"{TARGET_TRAINING.num_steps * TARGET_TRAINING.batch_size * SEQUENCE_LENGTH / 1e6:.1f}",
+        "target_tokens": f"{target_tokens / 1e6:.1f}",
         "target_minutes": round(_minutes(train_target.LOG)),
         "chat_share_early": f"{TARGET_TRAINING.chat_share_early:.0%}",
         "chat_share_late": f"{TARGET_TRAINING.chat_share_late:.0%}",
@@ -98,7 +99,7 @@ def _minutes(log: Path) -> float:
 
 def _millions(folder: Path) -> str:
     with safe_open(folder / "model.safetensors", framework="np") as weights:
-        count = sum(int(weights.get_tensor(name).size) for name in weights.keys())
+        count = sum(int(weights.get_tensor(name).size) for name in weights.keys())  # noqa: SIM118 (not a dict)
     return f"{count / 1e6:.2f}"
 
 

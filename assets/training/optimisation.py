@@ -121,7 +121,7 @@ class Processes:
         return self.rank == 0
 
     def share(self, batch: Tensor) -> Tensor:
-        """This process's rows of a batch."""
+        """The rows of a batch that are for the own process."""
         return batch.chunk(self.count)[self.rank]
 
     def average_gradients(self, model: nn.Module) -> float:

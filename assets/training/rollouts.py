@@ -69,7 +69,7 @@ def main() -> None:
     sequences = []
     for index in range(processes.rank, len(batches), processes.count):
         sequences += _roll_out(target, batches[index], generator)
-        if processes.is_first and index % 20 == 0:
+        if processes.is_first and index % 10 == 0:
             print(f"rollouts: batch {index} of {len(batches)}", flush=True)
     part = BUILD / f"rollouts_{processes.rank}.npz"
     np.savez(part, **_padded(sequences))
@@ -103,7 +103,7 @@ def _document_prompts(count: int) -> Iterator[Prompt]:
     sampling = ROLLOUT_SAMPLING
     rng = random.Random(SEEDS.rollouts)
     documents = [document for document in load_documents() if not document.is_held_out]
-    stream = np.concatenate(list(encode_documents(rng.sample(documents, 200))))
+    stream = np.concatenate(list(encode_documents(rng.sample(documents, 120))))
     for _ in range(count):
         start = rng.randrange(len(stream) - sampling.document_prompt_length)
         window = stream[start : start + sampling.document_prompt_length]
@@ -111,10 +111,10 @@ def _document_prompts(count: int) -> Iterator[Prompt]:
 
 
 def _batches(prompts: list[Prompt]) -> Iterator[list[Prompt]]:
-    """Prompts of one length, temperature and domain together."""
-    groups: dict[tuple, list[Prompt]] = defaultdict(list)
+    """Prompts of one length together."""
+    groups: dict[int, list[Prompt]] = defaultdict(list)
     for prompt in prompts:
-        groups[len(prompt.ids), prompt.temperature, prompt.domain].append(prompt)
+        groups[len(prompt.ids)].append(prompt)
     for key in sorted(groups):
         group = groups[key]
         for start in range(0, len(group), ROLLOUT_SAMPLING.batch_size):
@@ -124,13 +124,9 @@ def _batches(prompts: list[Prompt]) -> Iterator[list[Prompt]]:
 def _roll_out(
     target: Qwen3_5ForCausalLM, batch: list[Prompt], generator: torch.Generator
 ) -> list[tuple[Prompt, list[int]]]:
-    limit = (
-        ROLLOUT_SAMPLING.document_new_tokens
-        if batch[0].domain == "documents"
-        else ROLLOUT_SAMPLING.chat_new_tokens
-    )
     ids = torch.tensor([prompt.ids for prompt in batch])
-    answers = continuations(target, ids, limit, batch[0].temperature, generator)
+    temperatures = torch.tensor([prompt.temperature for prompt in batch])
+    answers = continuations(target, ids, ROLLOUT_SAMPLING.max_new_tokens, temperatures, generator)
     return list(zip(batch, answers, strict=True))
 
 

@@ -38,7 +38,7 @@ class Seeds:
 class TargetTraining:
     """Target: steps, schedule and mixture (share of chat sequences before and after the half)."""
 
-    num_steps: int = 2500
+    num_steps: int = 2100
     batch_size: int = 8
     learning_rate: float = 4e-3
     weight_decay: float = 0.05
@@ -53,16 +53,15 @@ class TargetTraining:
 class RolloutSampling:
     """How many prompts the target continues for the drafter, and how."""
 
-    num_chat: int = 12_000
-    num_documents: int = 2_000
+    num_chat: int = 10_000
+    num_documents: int = 1_500
     num_validation: int = 200
     chat_temperatures: tuple[float, ...] = (0.0, 0.9)
     document_temperature: float = 0.8
     document_prompt_length: int = 48
-    document_new_tokens: int = 64
-    chat_new_tokens: int = 140
+    max_new_tokens: int = 140
     maximum_length: int = 192
-    batch_size: int = 128
+    batch_size: int = 256
 
 
 @dataclass(frozen=True)
