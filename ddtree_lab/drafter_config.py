@@ -114,6 +114,8 @@ class DFlashConfig:
                 f"Its architectures entry says {values.get('architectures')}."
             )
         known = {key: value for key, value in merged.items() if key in names and value is not None}
+        known |= {key: tuple(known[key]) for key in ("target_layer_ids", "layer_types") if key in known}
+        known["rope_theta"] = float(known["rope_theta"])
         known["extra"] = {k: v for k, v in values.items() if k not in names and k != "dflash_config"}
         return cls(**known)
 
