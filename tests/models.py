@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from transformers import (
@@ -19,6 +21,7 @@ from transformers import (
     Qwen3NextForCausalLM,
 )
 
+from ddtree_lab.drafter_config import DFlashConfig
 from ddtree_lab.stages.tree import DraftTree
 
 VOCAB = 97
@@ -169,3 +172,14 @@ def causal_lm(model_type: str, dtype: torch.dtype = torch.float32, seed: int = 0
     given = {**SMALL, **FAMILIES[model_type]}
     config = AutoConfig.for_model(model_type, **{k: value for k, value in given.items() if value is not None})
     return _finish(AutoModelForCausalLM.from_config(config), dtype)
+
+
+def small_drafter_config(**changes: Any) -> DFlashConfig:
+    """A drafter for the tiny targets of this file: two taps of 32, a block of 5."""
+    values = dict(
+        hidden_size=32, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, vocab_size=VOCAB, block_size=5, target_layer_ids=(1, 3),
+        mask_token_id=VOCAB - 1, num_target_layers=4, layer_types=("sliding_attention", "full_attention"),
+        sliding_window=6,
+    )  # fmt: skip
+    return DFlashConfig(**{**values, **changes})
