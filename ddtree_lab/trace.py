@@ -85,6 +85,8 @@ class Round(Record):
         for name in ("target_token_ids", "target_log_probs"):
             if len(data[name]) != n:
                 raise ValueError(f"{name} has {len(data[name])} entries for {n} nodes")
+        if not data["emitted_token_ids"]:
+            raise ValueError("emitted_token_ids is empty; a round emits at least one token")
         path = tuple(int(node) for node in data["path"])
         if not path or any(not 0 <= node < n for node in path) or list(path) != tree.path(path[-1]):
             raise ValueError(f"path {list(path)} is no root path of the tree")
