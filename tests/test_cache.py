@@ -155,7 +155,9 @@ def test_an_unknown_method_is_refused(method):
 def test_tokens_outside_the_vocabulary_are_refused(token, method):
     target = hybrid()
     tree = DraftTree.from_parents([1, 2, token, 3], [-1, 0, 0, 1])
-    check_refused(target, filled_cache(target, random_ids(4)), f"tree has token id {token}", tree, method=method)
+    check_refused(
+        target, filled_cache(target, random_ids(4)), f"tree has token id {token}", tree, method=method
+    )
 
 
 def test_a_mask_that_does_not_fit_is_refused():

@@ -36,7 +36,13 @@ TARGETS = {
     "window5": lambda dtype: dense(dtype, 5),
     "window2": lambda dtype: dense(dtype, 2),
 }
-LIBRARY = ["mistral", "gemma3_text", "gpt_oss", "gpt2", "bloom"]  # by tree pass, or by paths for their positions
+LIBRARY = [
+    "mistral",
+    "gemma3_text",
+    "gpt_oss",
+    "gpt2",
+    "bloom",
+]  # by tree pass, or by paths for their positions
 NO_PORT = ["bamba", "falcon_h1", "jamba", "lfm2", "mamba2", "olmo_hybrid"]
 
 

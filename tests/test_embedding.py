@@ -62,7 +62,9 @@ def test_the_embeddings_compute_the_targets_own_logits():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: BertModel(BertConfig(vocab_size=16, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)),
+        lambda: BertModel(
+            BertConfig(vocab_size=16, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+        ),
         lambda: Qwen3Model(tiny_config()),
     ],
     ids=["encoder", "bare backbone"],

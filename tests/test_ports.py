@@ -123,13 +123,17 @@ def test_a_toy_mixer_with_a_registered_port_runs_as_a_tree():
     check_close(found.logits, alone(target, ids, tree), "toy mixer with a port")
     path = tree.path(13)
     commit_path(target, cache, found, path)
-    check_same_cache(cache, filled_cache(target, torch.cat([ids, path_ids(tree, path)], 1)), "toy mixer's cache")
+    check_same_cache(
+        cache, filled_cache(target, torch.cat([ids, path_ids(tree, path)], 1)), "toy mixer's cache"
+    )
 
 
 @pytest.mark.usefixtures("leaky_port")
 def test_a_wrong_port_is_found_by_the_trial_pass(monkeypatch):
     def chain(self, module, hidden_states, layer, topology, scan):
-        return LeakySum.forward(module, hidden_states), LeakyFactors([])  # starts from nothing, ignores parents
+        return LeakySum.forward(module, hidden_states), LeakyFactors(
+            []
+        )  # starts from nothing, ignores parents
 
     monkeypatch.setattr(LeakyPort, "forward", chain)
     target = toy_target()

@@ -90,7 +90,14 @@ def test_mask_text_marks_ancestors_and_self():
 
 @pytest.mark.parametrize(
     ("num_bytes", "text"),
-    [(0, "0 B"), (12, "12 B"), (1023, "1.02e+03 B"), (1024, "1 KiB"), (150994944, "144 MiB"), (2**41, "2 TiB")],
+    [
+        (0, "0 B"),
+        (12, "12 B"),
+        (1023, "1.02e+03 B"),
+        (1024, "1 KiB"),
+        (150994944, "144 MiB"),
+        (2**41, "2 TiB"),
+    ],
 )
 def test_bytes_are_written_in_binary_units(num_bytes, text):
     assert format_bytes(num_bytes) == text
