@@ -44,7 +44,9 @@ class Record:
 
         # An explicit encoding makes rich choose ASCII guides; width and colour do not depend on
         # the terminal the caller happens to have.
-        stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii" if ascii else "utf-8", errors="ddtree_lab.plain")
+        stream = io.TextIOWrapper(
+            io.BytesIO(), encoding="ascii" if ascii else "utf-8", errors="ddtree_lab.plain"
+        )
         console = Console(
             file=stream, width=width, color_system=None, force_jupyter=False, legacy_windows=False
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from ddtree_lab.cli import UsageError
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+    from torch import Tensor
 
     from ddtree_lab.decode import Generation
     from ddtree_lab.pair import Pair, Prompt
@@ -120,7 +121,7 @@ def execute(args: argparse.Namespace) -> int:
             _check_writable(Path(args.trace))
         with _progress(console) as progress:
             pair, prompt = _load(args, progress)
-            results = _decode_all(args, pair, prompt, progress)
+            results = _decode(args, pair, prompt, progress)
         if args.trace:
             _traced(results).save(args.trace)
     except USER_ERRORS as error:
@@ -128,7 +129,9 @@ def execute(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(_report(pair, prompt, results), ensure_ascii=False, indent=2))
     else:
-        _show(console, prompt, results, args.trace)
+        show(console, prompt, results)
+        if args.trace:
+            console.print(f"trace saved to {args.trace}", highlight=False)
     return 0 if all(result.lossless for result in results) else 1
 
 
@@ -165,40 +168,74 @@ def _prompt(args: argparse.Namespace) -> Prompt:
     return prompts[wanted]
 
 
-def _decode_all(args: argparse.Namespace, pair: Pair, prompt: Prompt, progress: Any) -> list[Result]:
+def compare(
+    pair: Pair,
+    input_ids: Tensor,
+    *,
+    tree_budgets: Sequence[int],
+    methods: Sequence[str] = ("dflash", "ddtree"),
+    max_new_tokens: int = 100,
+    on_progress: Callable[[str, int], None] | None = None,
+    **sampling: Any,
+) -> list[Result]:
+    """Plain decoding first, then each method (DDTree at each budget), measured one after the other.
+
+    The last run is recorded. `on_progress` is told the run's name and how many tokens came.
+    """
     from ddtree_lab.decode import AUTOREGRESSIVE, generate
 
-    ids = pair.encode(prompt, system=args.system)
-    sampling = dict(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed)
     runs: list[dict[str, Any]] = [dict(method=AUTOREGRESSIVE)]
-    if args.method in (None, "dflash"):
-        runs.append(dict(method="dflash"))
-    if args.method in (None, "ddtree"):
-        runs += [dict(method="ddtree", tree_budget=budget) for budget in args.tree_budget]
+    for method in methods:
+        budgets = [dict(tree_budget=budget) for budget in tree_budgets] if method == "ddtree" else [{}]
+        runs += [dict(method=method, **budget) for budget in budgets if method != AUTOREGRESSIVE]
     for run in runs:  # the first pass of a kind pays for lazy set-up, here and not in a measured run
-        generate(pair, ids, max_new_tokens=3, **run, **sampling)
+        generate(pair, input_ids, max_new_tokens=3, **run, **sampling)
     results: list[Result] = []
     for run in runs:
         name = " ".join(map(str, run.values()))
-        task = progress.add_task(name, total=args.max_new_tokens)
 
-        def show_progress(tokens: Sequence[int], task: Any = task) -> None:
-            progress.advance(task, len(tokens))
+        def tell(tokens: Sequence[int], name: str = name) -> None:
+            if on_progress is not None:
+                on_progress(name, len(tokens))
 
+        is_recorded = run is runs[-1] and run["method"] != AUTOREGRESSIVE
         generation = generate(
             pair,
-            ids,
-            max_new_tokens=args.max_new_tokens,
-            record=run is runs[-1] and run["method"] != AUTOREGRESSIVE,
-            on_tokens=show_progress,
+            input_ids,
+            max_new_tokens=max_new_tokens,
+            record=is_recorded,
+            on_tokens=tell,
             **run,
             **sampling,
         )
-        progress.remove_task(task)
         plain = results[0].generation if results else generation
         speedup = generation.tokens_per_second / plain.tokens_per_second
         results.append(Result(generation, speedup, generation.token_ids == plain.token_ids))
     return results
+
+
+def _decode(args: argparse.Namespace, pair: Pair, prompt: Prompt, progress: Any) -> list[Result]:
+    tasks: dict[str, Any] = {}
+
+    def advance(name: str, num_tokens: int) -> None:
+        if name not in tasks:
+            for task in tasks.values():
+                progress.update(task, visible=False)
+            tasks[name] = progress.add_task(name, total=args.max_new_tokens)
+        progress.advance(tasks[name], num_tokens)
+
+    return compare(
+        pair,
+        pair.encode(prompt, system=args.system),
+        tree_budgets=args.tree_budget,
+        methods=("dflash", "ddtree") if args.method is None else (args.method,),
+        max_new_tokens=args.max_new_tokens,
+        on_progress=advance,
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        seed=args.seed,
+    )
 
 
 def _traced(results: list[Result]) -> Any:
@@ -235,7 +272,8 @@ def _progress(console: Console) -> Iterator[Any]:
         yield progress
 
 
-def _show(console: Console, prompt: Prompt, results: list[Result], trace_path: str | None) -> None:
+def show(console: Console, prompt: Prompt, results: list[Result]) -> None:
+    """Prompt, text, the tree of a round, and the table."""
     from rich.panel import Panel
     from rich.text import Text
 
@@ -251,8 +289,6 @@ def _show(console: Console, prompt: Prompt, results: list[Result], trace_path: s
         console.print(draw_round(trace.rounds[shown], trace.text_of, ascii=is_ascii))
         console.print()
     console.print(results_table(results))
-    if trace_path:
-        console.print(f"trace saved to {trace_path}", highlight=False)
 
 
 def _interest(round_: Any) -> tuple[int, int]:

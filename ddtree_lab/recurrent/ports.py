@@ -143,6 +143,11 @@ def register_port(module_class: type | str, port: RecurrentPort) -> None:
     _PORTS[module_class if isinstance(module_class, str) else _dotted_name(module_class)] = port
 
 
+def registered_ports() -> tuple[str, ...]:
+    """Dotted names of the module classes that have a port."""
+    return tuple(_PORTS)
+
+
 def find_port(module: nn.Module) -> RecurrentPort | None:
     """The port of a module's class or of the nearest base class that has one."""
     return next((_PORTS[name] for name in map(_dotted_name, type(module).__mro__) if name in _PORTS), None)

@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLa
 
 from ddtree_lab.compat import is_recurrent
 from ddtree_lab.records import format_bytes
-from ddtree_lab.recurrent.ports import find_recurrent_modules
+from ddtree_lab.recurrent.ports import find_recurrent_modules, registered_ports
 from ddtree_lab.stages.cache import describe_cache, layer_kinds, make_cache
 from ddtree_lab.stages.tree import DraftTree
 
@@ -43,8 +43,20 @@ class TreeSupport:
         return not self.reason
 
 
+_judged: weakref.WeakKeyDictionary[PreTrainedModel, tuple[tuple[str, ...], TreeSupport]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
 def tree_support(target: PreTrainedModel) -> TreeSupport:
-    """Judge a target by its layers alone, without running it."""
+    """Judge a target by its layers alone, without running it; once a model and set of ports."""
+    ports = registered_ports()
+    if target not in _judged or _judged[target][0] != ports:
+        _judged[target] = (ports, _judge(target))
+    return _judged[target][1]
+
+
+def _judge(target: PreTrainedModel) -> TreeSupport:
     cache = make_cache(target)
     modules = find_recurrent_modules(target)
     for i, (layer, kind) in enumerate(zip(cache.layers, layer_kinds(target), strict=False)):
