@@ -30,6 +30,7 @@ TEMPLATE = PACKAGE / "model_card.md"
 
 def write_model_card() -> None:
     measurements = json.loads(MEASUREMENTS_FILE.read_text(encoding="utf-8"))
+    groups = measurements["acceptance"]
     target_log, drafter_log = (_last_line(module.LOG) for module in (train_target, train_drafter))
     rollouts = Rollouts.load()
     target_tokens = TARGET_TRAINING.num_steps * TARGET_TRAINING.batch_size * SEQUENCE_LENGTH
@@ -47,6 +48,8 @@ def write_model_card() -> None:
         "drafter_steps": DRAFTER_TRAINING.num_steps,
         "drafter_minutes": round(_minutes(train_drafter.LOG)),
         "drafter_loss": drafter_log["loss"],
+        "drafter_batch_size": DRAFTER_TRAINING.batch_size,
+        "anchors": DRAFTER_TRAINING.anchors_per_sequence,
         "drafter_learning_rate": DRAFTER_TRAINING.learning_rate,
         "num_rollouts": f"{int((~rollouts.is_validation).sum()):,}",
         "rollout_tokens": f"{rollouts.lengths[~rollouts.is_validation].sum() / 1e6:.1f}",
@@ -54,7 +57,9 @@ def write_model_card() -> None:
         "document_temperature": ROLLOUT_SAMPLING.document_temperature,
         "seeds": ", ".join(f"{name.replace('_', ' ')} {seed}" for name, seed in vars(SEEDS).items()),
         "max_new_tokens": EVALUATION.max_new_tokens,
-        "acceptance_table": _acceptance_table(measurements["acceptance"]),
+        "prompts": sum(group["prompts"] for group in groups),
+        "identical": sum(group["prompts_decoded_identically"] for group in groups),
+        "acceptance_table": _acceptance_table(groups),
         "accuracy_table": _accuracy_table(measurements["task_accuracy"]),
     }
     card = Template(TEMPLATE.read_text(encoding="utf-8")).substitute(values)

@@ -38,7 +38,7 @@ class Seeds:
 class TargetTraining:
     """Target: steps, schedule and mixture (share of chat sequences before and after the half)."""
 
-    num_steps: int = 2100
+    num_steps: int = 2500
     batch_size: int = 8
     learning_rate: float = 4e-3
     weight_decay: float = 0.05
@@ -53,8 +53,8 @@ class TargetTraining:
 class RolloutSampling:
     """How many prompts the target continues for the drafter, and how."""
 
-    num_chat: int = 10_000
-    num_documents: int = 1_500
+    num_chat: int = 8_000
+    num_documents: int = 1_000
     num_validation: int = 200
     chat_temperatures: tuple[float, ...] = (0.0, 0.9)
     document_temperature: float = 0.8
@@ -69,7 +69,7 @@ class DrafterTraining:
     """Drafter: steps, schedule, and the blocks (anchors) trained in each sequence."""
 
     num_steps: int = 3000
-    batch_size: int = 16
+    batch_size: int = 8
     anchors_per_sequence: int = 32
     learning_rate: float = 3e-3
     weight_decay: float = 0.05
