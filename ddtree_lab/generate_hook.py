@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -78,8 +79,7 @@ class DDTree:
         )
         pair = Pair(model, self.drafter)
         outputs = _Outputs(generation_config, settings.sampler)
-        if streamer is not None:
-            streamer.put(input_ids.cpu())
+        streamer = streamer or self._streamer_of_generate()
         state = start(pair, input_ids, settings)
         _stream(streamer, state.new_token_ids)
         outputs.add_first(state)
@@ -96,6 +96,19 @@ class DDTree:
         if not generation_config.return_dict_in_generate:
             return sequences
         return outputs.as_dict(sequences, state.cache)
+
+    def _streamer_of_generate(self) -> Any:
+        """The streamer of the `generate` call that is running this method.
+
+        The library hands a callable all it has prepared except the streamer (5.8 to 5.24), which has been
+        given the prompt by then. It is a local variable of `generate`, so that is where it is looked up.
+        """
+        frame = inspect.currentframe()
+        while frame is not None:
+            if frame.f_code.co_name == "generate" and frame.f_locals.get("custom_generate") is self:
+                return frame.f_locals.get("streamer")
+            frame = frame.f_back
+        return None
 
 
 def _stream(streamer: Any, token_ids: tuple[int, ...]) -> None:

@@ -39,9 +39,9 @@ def plain(pair: dl.Pair, ids: list[int], **settings) -> dl.Generation:
 def test_a_random_drafter_changes_nothing(target):
     pair = random_pair(TARGETS[target]())
     for temperature in (0.0, 1.0):
-        for num_prompt_tokens in (1, 2, 9):  # below, at and above the convolution's window
+        for num_prompt_tokens in (1, 9):  # below and above the convolution's window
             ids = models.random_ids(num_prompt_tokens, seed=3)[0].tolist()
-            settings = dict(max_new_tokens=14, temperature=temperature, seed=4)
+            settings = dict(max_new_tokens=10, temperature=temperature, seed=4)
             expected = plain(pair, ids, **settings).token_ids
             for name, method in METHODS.items():
                 found = dl.generate(pair, ids, **method, **settings).token_ids
@@ -127,7 +127,9 @@ def test_no_token_is_dropped_for_its_value(pair, monkeypatch):
     mask = pair.drafter.config.mask_token_id
     from ddtree_lab.sampling import Sampler
 
-    monkeypatch.setattr(Sampler, "choose", lambda self, logits, positions, prefix=None: [mask] * len(positions))
+    monkeypatch.setattr(
+        Sampler, "choose", lambda self, logits, positions, prefix=None: [mask] * len(positions)
+    )
     for method in ("autoregressive", "dflash", "ddtree"):
         assert dl.generate(pair, [1, 2], method, max_new_tokens=9).token_ids == (mask,) * 9
 
@@ -151,11 +153,10 @@ def test_tokens_are_told_as_they_come(pair):
     [
         (dict(method="eagle"), "method"),
         (dict(tree_budget=-1), "tree_budget"),
-        (dict(tree_budget=2.5), "tree_budget"),
         (dict(max_new_tokens=0), "max_new_tokens"),
         (dict(temperature=-0.1), "temperature"),
         (dict(prompt_or_ids=[]), "prompt"),
-        (dict(prompt_or_ids=[[1], [2]]), "prompt"),
+        (dict(prompt_or_ids=torch.tensor([[1], [2]])), "prompt"),
         (dict(prompt_or_ids=[models.VOCAB]), "prompt"),
         (dict(prompt_or_ids="text without a tokenizer"), "tokenizer"),
         (dict(method="autoregressive", record=True), "record"),
@@ -178,7 +179,9 @@ def test_an_interrupt_leaves_the_model_as_it_was(pair, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         dl.generate(pair, [1, 2, 3], max_new_tokens=30, on_tokens=interrupt)
     after = {name: dict(vars(module)) for name, module in pair.target.named_modules()}
-    assert {name: list(held) for name, held in before.items()} == {name: list(held) for name, held in after.items()}
+    assert {name: list(held) for name, held in before.items()} == {
+        name: list(held) for name, held in after.items()
+    }
     assert not any(module._forward_hooks for module in pair.target.modules())
 
 

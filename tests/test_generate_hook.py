@@ -10,6 +10,7 @@ from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, Sta
 from transformers.generation.streamers import BaseStreamer
 
 import ddtree_lab as dl
+from ddtree_lab.compat import cache_keyword
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +92,9 @@ def test_the_streamer_gets_every_token_once(pair):
 
 
 def test_scores_logits_and_cache_are_the_librarys(pair):
-    wanted = dict(return_dict_in_generate=True, output_scores=True, output_logits=True, repetition_penalty=1.2)
+    wanted = dict(
+        return_dict_in_generate=True, output_scores=True, output_logits=True, repetition_penalty=1.2
+    )
     theirs, ours = both(pair, **wanted)
     assert torch.equal(theirs.sequences, ours.sequences)
     for name in ("scores", "logits"):
@@ -105,9 +108,9 @@ def test_sampling_is_repeatable_and_does_not_depend_on_the_tree(pair):
     def sample(**method) -> list[int]:
         torch.manual_seed(3)
         hook = dl.DDTree(pair.drafter, **method)
-        return pair.target.generate(IDS, max_new_tokens=18, do_sample=True, temperature=1.1, custom_generate=hook)[
-            0
-        ].tolist()
+        return pair.target.generate(
+            IDS, max_new_tokens=18, do_sample=True, temperature=1.1, custom_generate=hook
+        )[0].tolist()
 
     first = sample(tree_budget=8)
     assert first == sample(tree_budget=8) == sample(tree_budget=1) == sample(tree_budget=0, method="dflash")
@@ -121,7 +124,11 @@ def test_sampling_is_repeatable_and_does_not_depend_on_the_tree(pair):
 def test_the_callers_own_cache_is_filled(pair):
     cache = DynamicCache(config=pair.target.config)
     ours = pair.target.generate(
-        IDS, max_new_tokens=9, do_sample=False, custom_generate=dl.DDTree(pair.drafter, 8), past_key_values=cache
+        IDS,
+        max_new_tokens=9,
+        do_sample=False,
+        custom_generate=dl.DDTree(pair.drafter, 8),
+        **{cache_keyword(pair.target): cache},
     )
     assert cache.get_seq_length() == ours.shape[1] - 1
 
@@ -147,10 +154,20 @@ def test_a_cache_the_drafter_has_not_seen_is_refused(pair):
     dl.prefill(pair.target, IDS[:, :3], cache)
     hook = dl.DDTree(pair.drafter, 8)
     with pytest.raises(ValueError, match="already holds 3 tokens"):
-        pair.target.generate(IDS, max_new_tokens=4, do_sample=False, custom_generate=hook, past_key_values=cache)
+        pair.target.generate(
+            IDS,
+            max_new_tokens=4,
+            do_sample=False,
+            custom_generate=hook,
+            **{cache_keyword(pair.target): cache},
+        )
     static = StaticCache(config=models.dense().config, max_cache_len=64)
     dense = random_pair(models.dense())
     with pytest.raises(ValueError, match="StaticCache"):
         dense.target.generate(
-            IDS, max_new_tokens=4, do_sample=False, custom_generate=dl.DDTree(dense.drafter), past_key_values=static
+            IDS,
+            max_new_tokens=4,
+            do_sample=False,
+            custom_generate=dl.DDTree(dense.drafter),
+            **{cache_keyword(dense.target): static},
         )

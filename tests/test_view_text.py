@@ -17,7 +17,7 @@ TEXTS = {0: "the", 1: " cat", 2: " dog", 3: " sat", 4: "\n", 5: " ran", 6: "é"}
 
 def example() -> Round:
     tree = dl.DraftTree.from_parents(
-        [0, 1, 2, 3, 4, 6], [-1, 0, 0, 1, 1, 3], log_probs=np.log([1, 0.5, 0.3, 0.4, 0.05, 0.2])
+        [0, 1, 2, 3, 4, 6], [-1, 0, 0, 1, 1, 3], log_probs=np.log([1, 0.5, 0.3, 0.4, 0.05, 0.24])
     )
     return Round(
         41, tree, (1, 3, 0, 5, 0, 0), tuple(np.log([0.9, 0.8, 0.1, 0.6, 0.1, 0.1])), (0, 1, 3), (1, 3, 5)
@@ -36,7 +36,7 @@ def test_a_round_reads_as_what_happened():
         "◆ the  anchor, position 41",
         "├── ✓ ␣cat  p 0.50",
         "│   ├── ✓ ␣sat  p 0.80",
-        "│   │   ├── · é  p 0.50",
+        "│   │   ├── · é  p 0.60",
         "│   │   └── ★ ␣ran  bonus, target p 0.60",
         "│   └── · ⏎  p 0.10",
         "└── · ␣dog  p 0.30",
@@ -81,4 +81,4 @@ def test_tokens_are_shown_and_never_taken_as_markup():
 
 def test_the_title_counts_what_it_says():
     title = round_title(2, 9, example())
-    assert title == "round 3 of 9: 5 drafted, 2 accepted drafts, 3 emitted tokens, draft mass 1.4"
+    assert title == "round 3 of 9: 5 drafted, 2 accepted drafts, 3 emitted tokens, draft mass 1.5"

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from ddtree_lab.compat import cache_keyword, forward_kwargs
+from ddtree_lab.compat import cache_keyword, forward_kwargs, text_config
 from ddtree_lab.records import Record
 from ddtree_lab.stages.cache import cache_length, check_cache
 from ddtree_lab.stages.support import tree_support
@@ -56,15 +58,14 @@ def run_target(
     extra = forward_kwargs(target, **kwargs)
     if cache is not None:
         extra[cache_keyword(target)] = cache
-    with torch.no_grad():
+    with torch.no_grad(), tapped_layers(target, tap_layer_ids) as tapped:
         out = target(
-            input_ids=input_ids.to(target.device),
-            use_cache=cache is not None,
-            output_hidden_states=bool(tap_layer_ids),
-            return_dict=True,
-            **extra,
+            input_ids=input_ids.to(target.device), use_cache=cache is not None, return_dict=True, **extra
         )
-    taps = collect_taps(out.hidden_states, tap_layer_ids) if tap_layer_ids else None
+    # Layers may live on several devices; the taps go where the logits are.
+    taps = (
+        torch.cat([tapped[i].to(out.logits.device) for i in tap_layer_ids], dim=-1) if tap_layer_ids else None
+    )
     return TargetOutput(out.logits, taps)
 
 
@@ -86,17 +87,53 @@ def continue_target(
     return TargetOutput(torch.cat([step.logits for step in steps], dim=1), taps)
 
 
-def collect_taps(
-    hidden_states: Sequence[Tensor], tap_layer_ids: Sequence[int]
-) -> Float[Tensor, "batch rows width"]:
-    """Hidden states after the tapped layers, side by side. Index 0 holds the embeddings, so id i is i + 1."""
-    if max(tap_layer_ids) + 1 >= len(hidden_states):
+@contextmanager
+def tapped_layers(target: PreTrainedModel, tap_layer_ids: Sequence[int]) -> Iterator[dict[int, Tensor]]:
+    """Collect what the tapped layers return, by id, with hooks that are gone afterwards.
+
+    The same tensors as `output_hidden_states` gives at index id + 1, for which the library would leave
+    hooks of its own on every layer. As there, what the last layer returns is taken after the final norm.
+
+    Raises:
+        ValueError: an id beyond the target's layers, or a target whose layers cannot be found.
+    """
+    if not tap_layer_ids:
+        yield {}
+        return
+    decoder = target.get_decoder()
+    layers = decoder_layers(target)
+    bad = [i for i in tap_layer_ids if not 0 <= i < len(layers)]
+    if bad:
         raise ValueError(
-            f"tap_layer_ids has {max(tap_layer_ids)}, but the target has {len(hidden_states) - 1} layers "
-            "(ids from 0); was the drafter trained for another target?"
+            f"tap_layer_ids has {bad}, but the target has {len(layers)} layers (ids from 0); was the "
+            "drafter trained for another target?"
         )
-    device = hidden_states[-1].device  # layers may live on several devices
-    return torch.cat([hidden_states[i + 1].to(device) for i in tap_layer_ids], dim=-1)
+    tapped: dict[int, Tensor] = {}
+
+    def keep(layer_idx: int, module: nn.Module, args: Any, output: Any) -> None:
+        tapped[layer_idx] = output if isinstance(output, Tensor) else output[0]
+
+    last = len(layers) - 1
+    handles = [
+        (decoder if i == last else layers[i]).register_forward_hook(partial(keep, i))
+        for i in set(tap_layer_ids)
+    ]
+    try:
+        yield tapped
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def decoder_layers(target: PreTrainedModel) -> nn.ModuleList:
+    """The target's decoder layers, wherever its architecture keeps them."""
+    count = text_config(target).num_hidden_layers
+    for module in target.get_decoder().children():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return module
+    raise ValueError(
+        f"target: no list of {count} decoder layers in {type(target).__name__}; taps cannot be read from it."
+    )
 
 
 def prefill(
