@@ -2,6 +2,7 @@
 #   make run    decode with the embedded pair, compare all methods, draw a round
 #   make test   the whole suite
 #   make lab    JupyterLab
+# Options go through ARGS:  make run ARGS="--tree-budget 16 --temperature 1"
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
 BIN := .venv/bin
@@ -10,13 +11,13 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 .PHONY: run test lab check pair clean
 
 run: .venv/.core
-	$(BIN)/ddtree-lab run
+	$(BIN)/ddtree-lab run $(ARGS)
 
 test: .venv/.test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(ARGS)
 
 lab: .venv/.notebook
-	$(BIN)/jupyter lab
+	$(BIN)/jupyter lab $(ARGS)
 
 check: .venv/.dev
 	$(BIN)/ruff format --check .

@@ -64,7 +64,8 @@ def test_the_wheel_brings_the_pair(tmp_path):
     assert not any("training" in name or name.startswith("tests/") for name in names)
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
-    script = "import ddtree_lab as dl; p = dl.load_pair(); print(dl.generate(p, dl.bundled_prompts()[0], max_new_tokens=4))"
+    decode = "dl.generate(dl.load_pair(), dl.bundled_prompts()[0], max_new_tokens=4)"
+    script = f"import ddtree_lab as dl; print({decode})"
     run = subprocess.run(
         [sys.executable, "-c", script], cwd=tmp_path, env={"PYTHONPATH": str(tmp_path / "site")},
         check=True, capture_output=True, text=True,
