@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -51,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = make_parser().parse_args(argv)
     except SystemExit as stop:
         return int(stop.code or 0)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a token's text may have what the terminal cannot show
     try:
         status = int(args.execute(args))
         sys.stdout.flush()

@@ -95,6 +95,8 @@ class Pair:
         if isinstance(prompt, Prompt):
             raw = prompt.is_raw if raw is None else raw
             prompt = prompt.text
+        if isinstance(prompt, str) and not prompt:
+            raise ValueError("prompt is empty; give some text.")
         ids = self._tokenize(prompt, system, bool(raw)) if isinstance(prompt, str) else prompt
         ids = torch.as_tensor(ids, dtype=torch.long)
         ids = ids[None] if ids.ndim == 1 else ids

@@ -190,3 +190,17 @@ def test_a_closed_pipe_is_quiet():
     os.close(write)
     assert process.returncode == 1
     assert process.stderr == ""
+
+
+def test_narrow_and_ascii_terminals_get_what_they_can_show(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["run", *FAST]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    header = next(line for line in lines if "method" in line)
+    assert all(name in header for name in ("rounds", "tokens/s", "speed-up", "lossless"))
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "80"}
+    command = [sys.executable, "-m", "ddtree_lab", "run", *FAST]
+    process = subprocess.run(command, env=environment, capture_output=True, check=True)
+    assert process.stdout.isascii()
+    assert b"yes" in process.stdout

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # What a bad model name, prompt or setting raises; anything else is a fault of ours and keeps its traceback.
 USER_ERRORS = (ValueError, TypeError, OSError)
+WIDE = 100  # columns from which the table has room for the text
+YES_NO = {True: ("✓", "yes"), False: ("✗", "NO")}  # in a terminal with and without such marks
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -288,7 +290,10 @@ def show(console: Console, prompt: Prompt, results: list[Result]) -> None:
         console.print(Text(round_title(shown, len(trace.rounds), trace.rounds[shown]), "bold"))
         console.print(draw_round(trace.rounds[shown], trace.text_of, ascii=is_ascii))
         console.print()
-    console.print(results_table(results))
+    console.print(results_table(results, console.width, ascii=is_ascii))
+    for result in results:
+        if not result.lossless:
+            console.print(Text(first_difference(result, results[0]), "red"))
 
 
 def _interest(round_: Any) -> tuple[int, int]:
@@ -297,55 +302,52 @@ def _interest(round_: Any) -> tuple[int, int]:
     return (min(surprises, 1) * 2 + round_.num_accepted_drafts, surprises)
 
 
-def results_table(results: list[Result]) -> Table:
-    """One row a method."""
+def results_table(results: list[Result], width: int = WIDE, *, ascii: bool = False) -> Table:  # noqa: A002
+    """One row a method; the text's beginning only where the page is wide enough."""
+    from rich import box
     from rich.table import Table
     from rich.text import Text
 
+    has_text = width >= WIDE
     table = Table(
-        caption="accepted drafts and emitted tokens are means over rounds; a round emits its accepted drafts and one "
-        "token of the target's own",
+        box=box.ROUNDED if has_text else box.SIMPLE_HEAD,
+        caption="accepted drafts and emitted tokens are means over rounds; a round emits its accepted drafts and "
+        "one token of the target's own",
         caption_justify="left",
     )
-    columns = (
-        "method",
-        "text",
-        "tokens",
-        "rounds",
-        "accepted drafts",
-        "emitted tokens",
-        "tokens/s",
-        "speed-up",
-    )
-    for name in columns:
-        is_text = name in ("method", "text")
-        table.add_column(
-            name, justify="left" if is_text else "right", no_wrap=is_text, max_width=24 if is_text else None
-        )
-    table.add_column("lossless", justify="center")
+    table.add_column("method", no_wrap=True)
+    if has_text:
+        table.add_column("text", no_wrap=True, max_width=28)
+    for name in ("tokens", "rounds", "accepted\ndrafts", "emitted\ntokens", "tokens/s", "speed-up"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("lossless", justify="center", no_wrap=True)
     for result in results:
         g = result.generation
+        text = Text(" ".join(g.text.split()), overflow="ellipsis")
         table.add_row(
             result.label,
-            Text(" ".join(_first_difference(g, results[0].generation).split()), overflow="ellipsis"),
+            *([text] if has_text else []),
             str(g.num_emitted_tokens),
             str(g.num_rounds),
             f"{g.mean_accepted_drafts:.2f}",
             f"{g.mean_emitted_tokens:.2f}",
             f"{g.tokens_per_second:.0f}",
-            f"{result.speedup:.2f}×",
-            Text("✓", "bold green") if result.lossless else Text("✗", "bold red"),
+            f"{result.speedup:.2f}{'x' if ascii else '×'}",
+            Text(YES_NO[result.lossless][ascii], "bold green" if result.lossless else "bold red"),
         )
     return table
 
 
-def _first_difference(generation: Generation, plain: Generation) -> str:
-    """The text's beginning, or where it leaves plain decoding's."""
-    if generation.token_ids == plain.token_ids:
-        return generation.text
-    pairs = zip(generation.text, plain.text, strict=False)
-    same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(generation.text), len(plain.text)))
-    return f"…{generation.text[max(0, same - 8) :]}"
+def first_difference(result: Result, plain: Result) -> str:
+    """Where a text leaves plain decoding's, in words."""
+    found, expected = result.generation.token_ids, plain.generation.token_ids
+    pairs = zip(found, expected, strict=False)
+    index = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(found), len(expected)))
+    return (
+        f"{result.label} leaves plain decoding at new token {index}: "
+        f"token {found[index] if index < len(found) else 'none'} instead of "
+        f"{expected[index] if index < len(expected) else 'none'}; it says: {result.generation.text!r}"
+    )
 
 
 def _list_prompts(as_json: bool) -> None:
