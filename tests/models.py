@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from typing import Any
 
 import numpy as np
@@ -172,6 +174,15 @@ def causal_lm(model_type: str, dtype: torch.dtype = torch.float32, seed: int = 0
     given = {**SMALL, **FAMILIES[model_type]}
     config = AutoConfig.for_model(model_type, **{k: value for k, value in given.items() if value is not None})
     return _finish(AutoModelForCausalLM.from_config(config), dtype)
+
+
+def has_its_own_cache(model: torch.nn.Module) -> bool:
+    """Whether this version of the library gives the architecture a cache class (or argument) of its own."""
+    module = sys.modules[type(model).__module__]
+    own = [name for name, value in vars(module).items() if name.endswith("Cache") and isinstance(value, type)]
+    own = [name for name in own if getattr(module, name).__module__ == module.__name__]
+    parameters = inspect.signature(type(model).forward).parameters
+    return bool(own) or not {"cache", "past_key_values"} & set(parameters)
 
 
 def small_drafter_config(**changes: Any) -> DFlashConfig:

@@ -16,7 +16,7 @@ from checks import (
     path_ids,
     snapshot,
 )
-from models import causal_lm, dense, hybrid, random_ids, random_tree, wrapped_hybrid
+from models import causal_lm, dense, has_its_own_cache, hybrid, random_ids, random_tree, wrapped_hybrid
 
 from ddtree_lab.stages.cache import cache_length, fork_cache, make_cache
 from ddtree_lab.stages.commit import commit_path
@@ -59,6 +59,8 @@ def text_after(ids, tree, path):
 @pytest.mark.parametrize("name", [*TARGETS, *LIBRARY, *NO_PORT])
 def test_cache_after_any_path_is_a_fresh_prefills(name, prompt):
     target, ids, tree = build(name), random_ids(prompt, seed=prompt), random_tree("bushy", 10, seed=prompt)
+    if has_its_own_cache(target):
+        pytest.skip(f"{name} does not use the common cache in this version of transformers")
     committed = filled_cache(target, ids)
     verification = verify_tree(target, committed, tree)
     for node in range(tree.num_nodes):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from checks import alone, check_close, check_same_cache, check_untouched, filled_cache, path_ids, snapshot
-from models import causal_lm, hybrid, random_ids, random_tree
+from models import causal_lm, has_its_own_cache, hybrid, random_ids, random_tree
 from torch import nn
 
 from ddtree_lab.compat import get_state, set_state
@@ -21,6 +21,8 @@ from ddtree_lab.stages.verify import verify_tree
 @pytest.mark.parametrize("family", ["bamba", "falcon_h1", "jamba", "lfm2", "mamba2", "olmo_hybrid"])
 def test_a_tree_pass_without_a_port_is_refused_naming_what_paths_cost(family, method):
     target, tree = causal_lm(family), DraftTree.from_parents(range(6), [-1, 0, 0, 1, 1, 2])
+    if has_its_own_cache(target):
+        pytest.skip(f"{family} does not use the common cache in this version of transformers")
     cache = filled_cache(target, random_ids(9))
     before = snapshot(cache)
     with pytest.raises(ValueError, match=rf"method='{method}' would not be exact on .*layer 0") as refusal:
