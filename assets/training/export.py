@@ -49,6 +49,8 @@ def fresh_folder(destination: Path) -> Iterator[Path]:
         shutil.rmtree(leftover, ignore_errors=True)
     fresh.mkdir()
     yield fresh
+    for path in fresh.iterdir():
+        path.chmod(0o644)  # safetensors writes files only their owner can read
     if destination.exists():
         destination.rename(old)
     fresh.rename(destination)
@@ -71,7 +73,7 @@ def write_prompts() -> None:
     for index, prompt in enumerate(hard_prompts(HARD_PER_DOMAIN)):
         entries.append(
             {
-                "id": f"{prompt.domain}-{index // 2 + 1}",
+                "id": f"hard-{prompt.domain}-{index // 2 + 1}",
                 "domain": prompt.domain,
                 "kind": prompt.name,
                 "prompt": prompt.text,

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 # What a bad model name, prompt or setting raises; anything else is a fault of ours and keeps its traceback.
 USER_ERRORS = (ValueError, TypeError, OSError)
-WIDE = 100  # columns from which the table has room for the text
+NUMBERS_WIDTH = 95  # columns of the table without the text
+WIDE = NUMBERS_WIDTH + 15  # from here on there is room for it
 YES_NO = {True: ("✓", "yes"), False: ("✗", "NO")}  # in a terminal with and without such marks
 
 
@@ -311,13 +312,15 @@ def results_table(results: list[Result], width: int = WIDE, *, ascii: bool = Fal
     has_text = width >= WIDE
     table = Table(
         box=box.ROUNDED if has_text else box.SIMPLE_HEAD,
+        padding=(0, 1) if has_text else 0,
+        pad_edge=has_text,
         caption="accepted drafts and emitted tokens are means over rounds; a round emits its accepted drafts and "
         "one token of the target's own",
         caption_justify="left",
     )
     table.add_column("method", no_wrap=True)
     if has_text:
-        table.add_column("text", no_wrap=True, max_width=28)
+        table.add_column("text", no_wrap=True, max_width=min(40, width - NUMBERS_WIDTH))
     for name in ("tokens", "rounds", "accepted\ndrafts", "emitted\ntokens", "tokens/s", "speed-up"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("lossless", justify="center", no_wrap=True)
