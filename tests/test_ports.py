@@ -65,6 +65,8 @@ class LeakySum(nn.Module):
             state = 0.9 * state + x
             outputs.append(state.tanh())
         if cache is not None:
+            # Some versions learn these two from the convolution, which a toy has not.
+            vars(cache.layers[self.layer_idx]).update(dtype=state.dtype, device=state.device)
             cache.update_recurrent_state(state[:, None, None], self.layer_idx)
         return torch.stack(outputs, 1)
 
