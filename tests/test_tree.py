@@ -102,6 +102,13 @@ def test_large_trees_agree_with_the_heap(budget, scale):
     check_same_tree(build_tree(logits, budget), build_tree_heap(logits, budget))
 
 
+@pytest.mark.parametrize("budget", [20, 45, 46, 50, 59, 60, 300])
+def test_impossible_tokens_tie_across_branches_in_heap_order(budget):
+    logits = torch.full((3, 20), -torch.inf)  # below (0, 0) and (1, 0) every node but the first scores -inf
+    logits[0, :2], logits[1:, 0] = torch.tensor([1.0, 0.0]), 0.0
+    check_same_tree(build_tree_levels(logits, budget), build_tree_heap(logits, budget))
+
+
 def test_large_bfloat16_trees_with_ties_agree_with_the_heap():
     logits = torch.randn(15, 300, generator=torch.Generator().manual_seed(0)).bfloat16()
     log_probs, _ = top_log_probs(logits, 300)
