@@ -461,5 +461,5 @@ def test_a_drafter_of_another_target_is_refused():
     context = extend_context(drafter, torch.zeros(3, 64))
     with pytest.raises(ValueError, match="mask_token_id 97 is outside the target's embedding of 97 rows"):
         draft_block(drafter, embeddings, context, 5)
-    with pytest.raises(ValueError, match="tap_layer_ids has 4, but the target has 4 layers"):
+    with pytest.raises(ValueError, match=r"tap_layer_ids has \[4\], but the target has 4 layers"):
         prefill(target, random_ids(3), make_cache(target), (1, 4))

@@ -91,6 +91,22 @@ def test_a_round_leaves_the_target_as_it_was(name, method):
     check_same_model(target, before)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_taps_leave_no_hook_also_after_an_exception(method):
+    target, tree = hybrid(), random_tree("bushy", 12)
+    cache = filled_cache(target, random_ids(9))
+    verify_tree(target, cache, tree, method)
+    before = state_of(target)
+    verify_tree(target, cache, tree, method, tap_layer_ids=[0, 2])
+    check_same_model(target, before)
+    before = state_of(target)
+    with pytest.MonkeyPatch.context() as patch:
+        fail_in(patch, target.model.layers[3].mlp, Fault())
+        with pytest.raises(Fault):
+            verify_tree(target, cache, tree, method, tap_layer_ids=[0, 2])
+    check_same_model(target, before)
+
+
 def test_a_round_leaves_the_drafter_as_it_was():
     drafter = DFlashDrafter(small_drafter_config()).eval()
     drafter.config_before = drafter.config.to_dict()
