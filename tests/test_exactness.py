@@ -154,10 +154,10 @@ def test_flattened_is_exact_on_attention_only_targets_and_on_chains(case):
 
 
 @pytest.mark.parametrize("method", ["tree", "scan", "paths"])
-@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_next", "dense"])
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_next", "qwen3", "wrapped", "gpt2"])
 def test_taps_of_a_node_are_those_of_its_path_alone(family, method):
-    target = dense() if family == "dense" else build((family, "4L", "2:4", "conv4"), F32)
-    ids, tree, layers = random_ids(10), random_tree("bushy", 16, seed=3), [2, 0]
+    target = build((family, "4L", "2:4", "conv4") if family in ("qwen3_5", "qwen3_next") else (family,), F32)
+    ids, tree, layers = random_ids(10), random_tree("bushy", 16, seed=3), [2, 0, 3]
     taps = verify_tree(target, filled_cache(target, ids), tree, method, tap_layer_ids=layers).taps
     for leaf in tree.leaves():
         path = tree.path(leaf)
