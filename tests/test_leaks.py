@@ -178,12 +178,13 @@ def test_an_exception_in_a_port_leaves_the_target_as_it_was(monkeypatch):
     check_same_model(target, before)
 
 
-def test_an_interrupt_in_the_trial_pass_is_not_remembered_as_a_verdict():
+@pytest.mark.parametrize("fault", [KeyboardInterrupt, torch.OutOfMemoryError])
+def test_what_says_nothing_about_the_target_is_not_remembered_as_a_verdict(fault):
     target, tree = hybrid(), random_tree("bushy", 12)
     cache = filled_cache(target, random_ids(9))
     with pytest.MonkeyPatch.context() as patch:
-        fail_in(patch, target.model.layers[3], KeyboardInterrupt())
-        with pytest.raises(KeyboardInterrupt):
+        fail_in(patch, target.model.layers[3], fault())
+        with pytest.raises(fault):
             verify_tree(target, cache, tree)
     assert verify_tree(target, cache, tree).method == "tree"
 

@@ -46,7 +46,9 @@ def test_importing_the_package_needs_no_torch():
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "a.json"
     path.write_text("old")
-    monkeypatch.setattr("os.fdopen", lambda *a, **k: (_ for _ in ()).throw(OSError("No space left on device")))
+    monkeypatch.setattr(
+        "os.fdopen", lambda *a, **k: (_ for _ in ()).throw(OSError("No space left on device"))
+    )
     with pytest.raises(OSError, match="space"):
         write_atomically(path, "new")
     assert path.read_text() == "old"

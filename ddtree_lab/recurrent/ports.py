@@ -143,9 +143,9 @@ def register_port(module_class: type | str, port: RecurrentPort) -> None:
     _PORTS[module_class if isinstance(module_class, str) else _dotted_name(module_class)] = port
 
 
-def registered_ports() -> tuple[str, ...]:
-    """Dotted names of the module classes that have a port."""
-    return tuple(_PORTS)
+def registered_ports() -> tuple[tuple[str, RecurrentPort], ...]:
+    """Dotted names of the module classes that have a port, and the ports."""
+    return tuple(_PORTS.items())
 
 
 def find_port(module: nn.Module) -> RecurrentPort | None:

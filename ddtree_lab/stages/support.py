@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
@@ -43,9 +44,7 @@ class TreeSupport:
         return not self.reason
 
 
-_judged: weakref.WeakKeyDictionary[PreTrainedModel, tuple[tuple[str, ...], TreeSupport]] = (
-    weakref.WeakKeyDictionary()
-)
+_judged: weakref.WeakKeyDictionary[PreTrainedModel, tuple[tuple, TreeSupport]] = weakref.WeakKeyDictionary()
 
 
 def tree_support(target: PreTrainedModel) -> TreeSupport:
@@ -75,21 +74,23 @@ def _judge(target: PreTrainedModel) -> TreeSupport:
     return TreeSupport(modules)
 
 
-_probed: weakref.WeakKeyDictionary[PreTrainedModel, dict[str, str]] = weakref.WeakKeyDictionary()
+_probed: weakref.WeakKeyDictionary[PreTrainedModel, dict[tuple, str]] = weakref.WeakKeyDictionary()
 
 
 def probe_support(target: PreTrainedModel, probe: Probe) -> str:
     """Why a tree pass is not exact on this very model, found by running one; empty if it is.
 
     An architecture may use what a mask cannot express (positions taken from the cache slot, say),
-    and its config does not tell. Run once a model and attention back end.
+    and its config does not tell. Run once a model, attention back end, dtype and set of ports.
     """
     backend = str(target.config._attn_implementation)
-    known = _probed.setdefault(target, {})
-    if backend not in known:
-        dtype = str(target.dtype).removeprefix("torch.")
+    dtype = str(target.dtype).removeprefix("torch.")
+    known, key = _probed.setdefault(target, {}), (backend, dtype, registered_ports())
+    if key not in known:
         try:
             error, scale = probe(target)
+        except torch.OutOfMemoryError:
+            raise  # says nothing about the architecture, and may not happen again
         except (
             ValueError,
             TypeError,
@@ -99,16 +100,16 @@ def probe_support(target: PreTrainedModel, probe: Probe) -> str:
             IndexError,
             NotImplementedError,
         ) as fault:
-            known[backend] = (
+            known[key] = (
                 f"a trial tree pass failed under {backend} attention ({type(fault).__name__}: {fault})"
             )
         else:
             exact = error <= PROBE_TOLERANCE.get(dtype, 0.1) * scale
-            known[backend] = "" if exact else (
+            known[key] = "" if exact else (
                 f"a trial tree pass under {backend} attention differs from the paths alone by {error:.2g} "
                 f"on logits of scale {scale:.2g}"
             )  # fmt: skip
-    return known[backend]
+    return known[key]
 
 
 def resolve_method(target: PreTrainedModel, cache: Cache, tree: DraftTree, method: str, probe: Probe) -> str:
