@@ -121,12 +121,13 @@ def execute(args: argparse.Namespace) -> int:
         return 0
     try:
         if args.trace:
-            _check_writable(Path(args.trace))
+            _check_trace(args)
         with _progress(console) as progress:
             pair, prompt = _load(args, progress)
             results = _decode(args, pair, prompt, progress)
-        if args.trace:
-            _traced(results).save(args.trace)
+        trace = results[-1].generation.trace
+        if args.trace and trace is not None:
+            trace.save(args.trace)
     except USER_ERRORS as error:
         raise UsageError(str(error)) from error
     if args.json:
@@ -241,14 +242,11 @@ def _decode(args: argparse.Namespace, pair: Pair, prompt: Prompt, progress: Any)
     )
 
 
-def _traced(results: list[Result]) -> Any:
-    trace = results[-1].generation.trace
-    if trace is None:
+def _check_trace(args: argparse.Namespace) -> None:
+    """Complain before the decode, not after it."""
+    path = Path(args.trace)
+    if args.method == "autoregressive":
         raise UsageError("--trace needs rounds to record; run with --method dflash or ddtree, or with all.")
-    return trace
-
-
-def _check_writable(path: Path) -> None:
     if not path.parent.is_dir():
         raise UsageError(f"--trace {path}: there is no folder {path.parent}.")
     if path.is_dir():
