@@ -13,7 +13,6 @@ from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache
 
 RECURRENT_STATE_NAMES = ("conv_states", "recurrent_states")
 
@@ -78,7 +77,3 @@ def layer_tensors(layer: Any) -> dict[str, Tensor]:
     for name, index, tensor in iter_states(layer):
         found[name if index is None else f"{name}[{index}]"] = tensor
     return found
-
-
-def num_layers(cache: Cache) -> int:
-    return len(getattr(cache, "layers", ()))

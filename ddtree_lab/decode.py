@@ -11,9 +11,17 @@ from torch import Tensor
 
 from ddtree_lab.environment import environment_summary
 from ddtree_lab.pair import Pair, Prompt
-from ddtree_lab.pipeline import Settings, State, now, run_round, start, take_tokens, target_log_probs
+from ddtree_lab.pipeline import (
+    Settings,
+    State,
+    now,
+    run_round,
+    settings_for,
+    start,
+    take_tokens,
+    target_log_probs,
+)
 from ddtree_lab.records import Record
-from ddtree_lab.sampling import Sampler
 from ddtree_lab.stages.cache import make_cache
 from ddtree_lab.stages.forward import prefill, run_target
 from ddtree_lab.stages.verify import Verification
@@ -145,14 +153,12 @@ def generate(
     """
     if method not in DECODING_METHODS:
         raise ValueError(f"method is {method!r}; choose one of {', '.join(map(repr, DECODING_METHODS))}.")
-    settings = Settings(
-        method="ddtree" if method == AUTOREGRESSIVE else method,
-        tree_budget=tree_budget,
-        max_new_tokens=max_new_tokens,
-        sampler=Sampler.from_settings(temperature, top_k, top_p, seed),
-        eos_token_ids=pair.eos_token_ids,
-        verify_method=verify_method,
-    )
+    said: dict[str, Any] = dict(
+        method=method, tree_budget=tree_budget, max_new_tokens=max_new_tokens,
+        temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, verify_method=verify_method,
+    )  # fmt: skip
+    # Plain decoding has no rounds, so any of the other methods will do for its settings.
+    settings = settings_for(pair, **{**said, "method": "ddtree" if method == AUTOREGRESSIVE else method})
     input_ids = pair.encode(prompt_or_ids)
     tell = on_tokens or (lambda tokens: None)
     if method == AUTOREGRESSIVE:
@@ -163,10 +169,6 @@ def generate(
         run = _speculative(pair, input_ids, settings, tell, record)
     trace = None
     if record:
-        said = dict(
-            method=method, tree_budget=tree_budget, max_new_tokens=max_new_tokens,
-            temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, verify_method=verify_method,
-        )  # fmt: skip
         prompt_token_ids = tuple(input_ids[0].tolist())
         trace = make_trace(pair, prompt_token_ids, run.token_ids[0], run.recorded, said, run.finish_reason)
     return Generation(

@@ -8,6 +8,7 @@ tensors. `decode.generate` follows the chain to its end, `Session` holds on to e
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,7 @@ from ddtree_lab.drafter import DrafterContext
 from ddtree_lab.pair import Pair
 from ddtree_lab.records import Record
 from ddtree_lab.sampling import Sampler
-from ddtree_lab.stages.cache import cache_length, fork_cache, make_cache
+from ddtree_lab.stages.cache import cache_length, make_cache, sliding_windows
 from ddtree_lab.stages.commit import commit_path
 from ddtree_lab.stages.draft import Draft, draft_block, extend_context
 from ddtree_lab.stages.forward import prefill
@@ -69,6 +70,29 @@ class Settings:
             )
         if self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens is {self.max_new_tokens}; give at least 1.")
+
+
+def settings_for(
+    pair: Pair,
+    *,
+    method: str,
+    tree_budget: int,
+    max_new_tokens: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    seed: int,
+    verify_method: str,
+) -> Settings:
+    """Settings from what a user says, the pair's ends of sequence added."""
+    return Settings(
+        method=method,
+        tree_budget=tree_budget,
+        max_new_tokens=max_new_tokens,
+        sampler=Sampler.from_settings(temperature, top_k, top_p, seed),
+        eos_token_ids=pair.eos_token_ids,
+        verify_method=verify_method,
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,11 +166,9 @@ class State:
         return settings.max_new_tokens - len(self.new_token_ids)
 
 
-def start(
-    pair: Pair, input_ids: Int[Tensor, "1 rows"], settings: Settings, cache: Cache | None = None
-) -> State:
+def start(pair: Pair, input_ids: Int[Tensor, "1 rows"], settings: Settings) -> State:
     """Prefill the prompt and choose the first token, the first anchor."""
-    cache = make_cache(pair.target) if cache is None else cache
+    cache = make_cache(pair.target)
     taps = pair.drafter.config.target_layer_ids
     out = prefill(pair.target, input_ids, cache, taps)
     assert out.taps is not None
@@ -202,9 +224,8 @@ def _tree(pair: Pair, settings: Settings, state: State) -> tuple[DraftTree, dict
 
 def _mask(pair: Pair, settings: Settings, state: State) -> tuple[TreeMask, dict[str, Any]]:
     tree = _record(state, "tree", DraftTree)
-    windows = [layer.sliding_window for layer in state.cache.layers if getattr(layer, "is_sliding", False)]
-    dtype = pair.embeddings.dtype
-    return build_mask(tree, cache_length(state.cache), dtype, pair.target.device, windows), {}
+    past_length, windows = cache_length(state.cache), sliding_windows(state.cache)
+    return build_mask(tree, past_length, pair.embeddings.dtype, pair.target.device, windows), {}
 
 
 def _verify(pair: Pair, settings: Settings, state: State) -> tuple[Verification, dict[str, Any]]:
@@ -238,7 +259,7 @@ def _commit(pair: Pair, settings: Settings, state: State) -> tuple[Commit, dict[
     token_ids, finish_reason = take_tokens(settings, state.token_ids, state.num_prompt_tokens, walk.token_ids)
     emitted = token_ids[len(state.token_ids) :]
     path = walk.path[: len(emitted)]  # an end inside the path cuts it: its last token stays outside the cache
-    cache = fork_cache(state.cache, clone_states=False)
+    cache = copy.copy(state.cache)  # is given new layers; the state before keeps the old ones
     commit_path(pair.target, cache, verification, path)
     assert verification.taps is not None
     context = extend_context(pair.drafter, verification.taps[list(path)], state.context)

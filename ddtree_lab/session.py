@@ -14,9 +14,8 @@ from torch import Tensor
 
 from ddtree_lab.decode import make_trace, record_round
 from ddtree_lab.pair import Pair, Prompt
-from ddtree_lab.pipeline import STAGES, Settings, State, advance, start
+from ddtree_lab.pipeline import STAGES, State, advance, settings_for, start
 from ddtree_lab.records import Record
-from ddtree_lab.sampling import Sampler
 from ddtree_lab.stages.tree import DraftTree
 from ddtree_lab.trace import Round, Trace
 
@@ -52,18 +51,11 @@ class Session(Record):
         verify_method: str = "auto",
     ) -> None:
         self.pair = pair
-        self.settings = Settings(
-            method=method,
-            tree_budget=tree_budget,
-            max_new_tokens=max_new_tokens,
-            sampler=Sampler.from_settings(temperature, top_k, top_p, seed),
-            eos_token_ids=pair.eos_token_ids,
-            verify_method=verify_method,
-        )
-        self._said = dict(
+        self._said: dict[str, Any] = dict(
             method=method, tree_budget=tree_budget, max_new_tokens=max_new_tokens,
             temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, verify_method=verify_method,
         )  # fmt: skip
+        self.settings = settings_for(pair, **self._said)
         self._history = [start(pair, pair.encode(prompt), self.settings)]
 
     @property

@@ -156,15 +156,13 @@ def _load(args: argparse.Namespace, progress: Any) -> tuple[Pair, Prompt]:
 def _prompt(args: argparse.Namespace) -> Prompt:
     from ddtree_lab.pair import Prompt, bundled_prompts
 
-    if args.prompt is not None:
-        return Prompt("given", "raw" if args.raw else "chat", "given", args.prompt)
-    if args.prompt_file is not None:
-        read = (
-            sys.stdin.read()
-            if args.prompt_file == "-"
-            else Path(args.prompt_file).read_text(encoding="utf-8")
-        )
-        return Prompt(args.prompt_file, "raw" if args.raw else "chat", "given", read)
+    text = args.prompt
+    if args.prompt_file == "-":
+        text = sys.stdin.read()
+    elif args.prompt_file is not None:
+        text = Path(args.prompt_file).read_text(encoding="utf-8")
+    if text is not None:
+        return Prompt("given", "raw" if args.raw else "chat", "given", text)
     prompts = {prompt.id: prompt for prompt in bundled_prompts()}
     wanted = args.bundled or next(iter(prompts))
     if wanted not in prompts:

@@ -17,22 +17,15 @@ from transformers.cache_utils import (
     Cache,
     DynamicCache,
     DynamicLayer,
-    DynamicSlidingWindowLayer,
     QuantizedLayer,
     StaticLayer,
 )
 
-from ddtree_lab.compat import is_recurrent, layer_tensors, num_layers, text_config
+from ddtree_lab.compat import is_recurrent, layer_tensors, text_config
 from ddtree_lab.records import Record, format_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-ROLLBACK_MEANING = {
-    "crop": "rejected rows are cut off the end",
-    "snapshot": "overwritten in place: keep the old state, or its factors, and put it back",
-    "none": "holds nothing, or cannot be undone",
-}
 
 
 @dataclass(frozen=True)
@@ -133,7 +126,7 @@ def layer_kinds(target: PreTrainedModel) -> list[str]:
     """The kind of each layer that has a cache, `"full_attention"` where the config does not say."""
     config = text_config(target)
     kinds = getattr(config, "layer_types", None)
-    count = num_layers(make_cache(target)) or config.num_hidden_layers
+    count = len(make_cache(target).layers) or config.num_hidden_layers
     if kinds is None:
         kind = "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"
         return [kind] * count
@@ -162,6 +155,11 @@ def cache_length(cache: Cache) -> int:
     """Committed tokens. Recurrent layers do not count them, so an attention layer is asked."""
     lengths = [int(layer.get_seq_length()) for layer in cache.layers if hasattr(layer, "get_seq_length")]
     return max(lengths, default=0)
+
+
+def sliding_windows(cache: Cache) -> list[int]:
+    """The window of each sliding layer, in layer order; empty where there is none."""
+    return [int(layer.sliding_window) for layer in cache.layers if getattr(layer, "is_sliding", False)]
 
 
 def check_cache(target: PreTrainedModel, cache: Any, *, filled: bool = True) -> None:
@@ -223,7 +221,7 @@ def fork_cache(cache: Cache, *, clone_states: bool = True) -> Cache:
 
 
 def _fork_layer(layer: Any, clone_states: bool) -> Any:
-    if not isinstance(layer, (DynamicLayer, DynamicSlidingWindowLayer)) and not is_recurrent(layer):
+    if not isinstance(layer, DynamicLayer) and not is_recurrent(layer):
         return copy.deepcopy(layer)
     twin = copy.copy(layer)
     for name, value in vars(layer).items():

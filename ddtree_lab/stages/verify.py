@@ -15,7 +15,6 @@ factors, lives on the `Verification` and reaches the cache only through `commit_
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -30,7 +29,14 @@ from ddtree_lab.compat import is_recurrent, iter_states, layer_tensors
 from ddtree_lab.records import Record
 from ddtree_lab.recurrent.ports import Factors, find_port, replaced_forwards
 from ddtree_lab.recurrent.topology import TreeTopology
-from ddtree_lab.stages.cache import cache_length, check_cache, fork_cache, layer_kinds, make_cache
+from ddtree_lab.stages.cache import (
+    cache_length,
+    check_cache,
+    fork_cache,
+    layer_kinds,
+    make_cache,
+    sliding_windows,
+)
 from ddtree_lab.stages.forward import continue_target, prefill, run_target
 from ddtree_lab.stages.mask import TreeMask, build_mask
 from ddtree_lab.stages.support import resolve_method, tree_support
@@ -151,7 +157,7 @@ def _verify_masked(
     rows = _record_rows(fork)
     factors: dict[int, Factors] = {}
     forwards = _tree_forwards(ported, cache, TreeTopology(tree), method == "scan", factors)
-    with replaced_forwards(forwards) if forwards else nullcontext():
+    with replaced_forwards(forwards):
         out = run_target(
             target,
             torch.from_numpy(tree.token_ids)[None],
@@ -210,16 +216,12 @@ def _record_rows(fork: Cache) -> dict[int, tuple[Tensor, Tensor]]:
     return rows
 
 
-def _windows(cache: Cache) -> list[int]:
-    return [int(layer.sliding_window) for layer in cache.layers if getattr(layer, "is_sliding", False)]
-
-
 def _fitting_mask(
     target: PreTrainedModel, cache: Cache, tree: DraftTree, past_length: int, mask: TreeMask | None
 ) -> TreeMask:
     dtype = target.get_input_embeddings().weight.dtype
     if mask is None:
-        return build_mask(tree, past_length, dtype, target.device, _windows(cache))
+        return build_mask(tree, past_length, dtype, target.device, sliding_windows(cache))
     if (mask.num_nodes, mask.past_length) != (tree.num_nodes, past_length):
         raise ValueError(
             f"mask is for {mask.num_nodes} nodes after {mask.past_length} tokens, but the tree has {tree.num_nodes} "
@@ -229,9 +231,9 @@ def _fitting_mask(
         raise ValueError(
             f"mask is {mask.additive.dtype}, the target runs in {dtype}; pass that dtype to build_mask."
         )
-    if not set(_windows(cache)) <= set(mask.windowed):
+    if not set(sliding_windows(cache)) <= set(mask.windowed):
         raise ValueError(
-            f"mask has no windows for the target's {sorted(set(_windows(cache)))}; pass windows= to build_mask."
+            f"mask has no windows for the target's {sorted(set(sliding_windows(cache)))}; pass windows= to build_mask."
         )
     return mask
 
@@ -240,7 +242,7 @@ def _mask_argument(
     target: PreTrainedModel, cache: Cache, mask: TreeMask
 ) -> Tensor | dict[str, Tensor | None]:
     """The mask as the target's forward takes it: one tensor, or one for each layer type."""
-    windows = _windows(cache)
+    windows = sliding_windows(cache)
     if not windows:
         return mask.additive  # recurrent layers drop a 4-D mask, and their ports do not need one
     kinds = set(layer_kinds(target))
