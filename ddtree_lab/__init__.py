@@ -17,7 +17,8 @@ _HOMES = {
     "ddtree_lab.drafter": ("DFlashConfig", "DFlashDrafter", "DrafterContext"),
     "ddtree_lab.environment": ("describe_environment",),
     "ddtree_lab.generate_hook": ("DDTree",),
-    "ddtree_lab.pair": ("Pair", "Prompt", "bundled_prompts", "load_pair"),
+    "ddtree_lab.loading": ("load_pair",),
+    "ddtree_lab.pair": ("Pair", "Prompt", "bundled_prompts"),
     "ddtree_lab.recurrent.ports": ("register_port",),
     "ddtree_lab.session": ("Session",),
     "ddtree_lab.stages.cache": ("describe_cache", "fork_cache", "make_cache"),
@@ -54,7 +55,8 @@ if TYPE_CHECKING:
     from ddtree_lab.drafter import DFlashConfig, DFlashDrafter, DrafterContext
     from ddtree_lab.environment import describe_environment
     from ddtree_lab.generate_hook import DDTree
-    from ddtree_lab.pair import Pair, Prompt, bundled_prompts, load_pair
+    from ddtree_lab.loading import load_pair
+    from ddtree_lab.pair import Pair, Prompt, bundled_prompts
     from ddtree_lab.recurrent.ports import register_port
     from ddtree_lab.session import Session
     from ddtree_lab.stages.cache import describe_cache, fork_cache, make_cache

@@ -143,7 +143,7 @@ def _load(args: argparse.Namespace, progress: Any) -> tuple[Pair, Prompt]:
     task = progress.add_task("loading the pair", total=None)
     from transformers.utils import logging
 
-    from ddtree_lab.pair import load_pair
+    from ddtree_lab.loading import load_pair
 
     logging.set_verbosity_error()  # missing kernels are what `env` tells about
     logging.disable_progress_bar()
