@@ -12,13 +12,13 @@ see `DFlashConfig` for the configuration and `DFlashDrafter` for the tensors.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -29,12 +29,11 @@ from transformers.models.qwen3.modeling_qwen3 import (
     apply_rotary_pos_emb,
 )
 
-from ddtree_lab.drafter_config import DFlashConfig
+from ddtree_lab.checkpoint import CONFIG_NAME, WEIGHTS_NAME, open_checkpoint, read_json
+from ddtree_lab.drafter_config import DFlashConfig, refuse_second_generation
+from ddtree_lab.stages.embedding import EmbeddingPath
 
 __all__ = ["DFlashConfig", "DFlashDrafter", "DrafterContext"]
-
-WEIGHTS_NAME = "model.safetensors"
-INDEX_NAME = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True)
@@ -136,6 +135,13 @@ class DFlashDrafter(nn.Module):
         self.norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary_emb = Qwen3RotaryEmbedding(config.to_qwen3())
 
+    def _apply(self, fn: Any, recurse: bool = True) -> DFlashDrafter:
+        """Moving or casting makes the rotary embedding anew: frequencies rounded to bf16 are wrong far out."""
+        super()._apply(fn, recurse)
+        with torch.device(self.device):
+            self.rotary_emb = Qwen3RotaryEmbedding(self.config.to_qwen3())
+        return self
+
     @property
     def dtype(self) -> torch.dtype:
         return self.fc.weight.dtype
@@ -152,6 +158,49 @@ class DFlashDrafter(nn.Module):
     def num_draft_positions(self) -> int:
         """Positions drafted by one block: every row but the anchor's."""
         return self.config.block_size - 1
+
+    @property
+    def tap_layer_ids(self) -> tuple[int, ...]:
+        """Target layers whose hidden states it reads, in the order in which they are concatenated."""
+        return self.config.target_layer_ids
+
+    def remember(
+        self,
+        token_ids: Sequence[int],
+        taps: Float[Tensor, "rows taps_width"] | None,
+        context: DrafterContext | None = None,
+    ) -> DrafterContext:
+        """`extend_context` for newly committed tokens, in the order of the text; it needs their taps only."""
+        if taps is None:
+            raise ValueError(
+                f"taps are missing; a DFlash drafter reads the target's layers {list(self.tap_layer_ids)}."
+            )
+        start = 0 if context is None else context.num_rows
+        positions = torch.arange(start, start + len(taps), device=self.device)[None]
+        with torch.no_grad():
+            return self.extend_context(taps[None].to(self.device), positions, context)
+
+    def propose(
+        self, context: DrafterContext, anchor_token_id: int, embeddings: EmbeddingPath
+    ) -> Float[Tensor, "depth vocab"]:
+        """Logits of the positions after the anchor, from one pass over a block.
+
+        The block is `[anchor, mask × (block_size − 1)]` in the target's input embedding; the target's
+        output head reads the mask rows. Its noise rows never enter the context.
+        """
+        mask_token_id = self.config.mask_token_id
+        if mask_token_id >= embeddings.vocab_size:
+            raise ValueError(
+                f"drafter: mask_token_id {mask_token_id} is outside the target's embedding of "
+                f"{embeddings.vocab_size} rows; was it trained for another target?"
+            )
+        block = [anchor_token_id] + [mask_token_id] * self.num_draft_positions
+        with torch.no_grad():
+            rows = embeddings.input(torch.tensor([block], device=embeddings.device)).to(self.device)
+            positions = torch.arange(len(block), device=self.device)[None] + context.num_rows
+            hidden = self.denoise(rows, positions, context)[:, 1:]  # the anchor's own row predicts nothing
+            head = embeddings.output.weight
+            return embeddings.output(hidden.to(device=head.device, dtype=head.dtype))[0]
 
     def extend_context(
         self,
@@ -239,7 +288,7 @@ class DFlashDrafter(nn.Module):
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
         config = {**self.config.to_dict(), "dtype": str(self.dtype).removeprefix("torch.")}
-        (path / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        (path / CONFIG_NAME).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         tensors = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
         save_file(tensors, path / WEIGHTS_NAME, metadata={"format": "pt"})
 
@@ -249,60 +298,27 @@ class DFlashDrafter(nn.Module):
         folder: str | Path,
         dtype: torch.dtype | None = None,
         device: torch.device | str = "cpu",
+        *,
+        allow_pickle: bool = False,
     ) -> DFlashDrafter:
-        """Read a drafter from a local folder; safetensors only.
+        """Read a drafter from a local folder.
+
+        Args:
+            dtype: of the weights; the checkpoint's own by default. Not float16, which overflows.
+            allow_pickle: read pickled weights (tensors only) where there are no safetensors.
 
         Raises:
-            FileNotFoundError: there is no `config.json` or no safetensors file.
-            ValueError: the config or the tensors are not those of a DFlash drafter; missing and
-                unexpected tensors are listed.
+            FileNotFoundError: no `config.json`, no safetensors file, or shards are absent.
+            ValueError: the config or the tensors are not those of a DFlash drafter of the first generation;
+                missing and unexpected tensors are listed.
         """
         path = Path(folder)
-        if not (path / "config.json").is_file():
-            raise FileNotFoundError(
-                f"drafter: {path} has no config.json; give a folder with a DFlash checkpoint."
-            )
-        config = DFlashConfig.from_dict(json.loads((path / "config.json").read_text(encoding="utf-8")))
-        tensors = _read_safetensors(path)
+        config = DFlashConfig.from_dict(read_json(path / CONFIG_NAME, "drafter"))
+        checkpoint = open_checkpoint(path, "drafter", allow_pickle)
+        refuse_second_generation(checkpoint.shapes, f"the weights in {path} have")
         with torch.device("meta"):
             drafter = cls(config)
-        _check_names(set(drafter.state_dict()), set(tensors), path)
-        drafter.load_state_dict({n: t.to(dtype) if dtype else t for n, t in tensors.items()}, assign=True)
+        checkpoint.check({name: tensor.shape for name, tensor in drafter.state_dict().items()})
+        drafter.load_state_dict(checkpoint.read(dtype), assign=True)
         drafter.rotary_emb = Qwen3RotaryEmbedding(config.to_qwen3())  # buffers are not in the checkpoint
         return drafter.to(device).requires_grad_(False).eval()
-
-
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    names = sorted(path.glob("*.safetensors"))
-    if not names:
-        found = sorted(p.name for p in path.iterdir() if p.suffix in {".bin", ".pt", ".pth", ".pkl"})
-        hint = (
-            f" It holds {', '.join(found)}; pickled weights are refused, convert them first." if found else ""
-        )
-        raise FileNotFoundError(f"drafter: {path} has no .safetensors file.{hint}")
-    index = path / INDEX_NAME
-    if index.is_file():
-        shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-        names = [path / shard for shard in sorted(set(shards))]
-    tensors: dict[str, Tensor] = {}
-    for name in names:
-        with safe_open(name, framework="pt") as file:
-            tensors.update({key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118 (no dict)
-    return tensors
-
-
-def _check_names(expected: set[str], found: set[str], path: Path) -> None:
-    second_generation = sorted(
-        n for n in found if "attention_conv" in n or "mlp_conv" in n or "candidate_selector" in n
-    )
-    if second_generation:
-        raise ValueError(
-            f"drafter: {path} is a second-generation DFlash2 drafter (it has {second_generation[0]}), "
-            "which is not supported; use a first-generation drafter."
-        )
-    missing, unexpected = sorted(expected - found), sorted(found - expected)
-    if missing or unexpected:
-        raise ValueError(
-            f"drafter: the tensors in {path} do not fit its config.json. "
-            f"Missing: {', '.join(missing) or 'none'}. Unexpected: {', '.join(unexpected) or 'none'}."
-        )

@@ -2,10 +2,33 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from transformers import Qwen3Config
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+SECOND_GENERATION = (
+    "attention_conv",
+    "mlp_conv",
+    "candidate_selector",
+)  # parts of names in DFlash2 checkpoints
+
+
+def refuse_second_generation(names: Iterable[str], where: str) -> None:
+    """Recognise a DFlash2 checkpoint by a name in its config or among its tensors.
+
+    Raises:
+        ValueError: naming what gave it away.
+    """
+    for name in sorted(names):
+        if any(part in name for part in SECOND_GENERATION) or re.search("dflash[-_]?v?2", name.lower()):
+            raise ValueError(
+                f"drafter: this is a second-generation DFlash2 drafter ({where} {name}), which is not supported; "
+                "use one of the first generation."
+            )
 
 
 @dataclass(frozen=True)
@@ -58,6 +81,19 @@ class DFlashConfig:
         self._validate()
 
     def _validate(self) -> None:
+        for name in _SIZES:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; give 1 or more.")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_key_value_heads is {self.num_key_value_heads}, which does not divide the "
+                f"{self.num_attention_heads} attention heads."
+            )
+        rope_type = (self.rope_scaling or {}).get("rope_type", "default")
+        if rope_type not in ("default", *ROPE_INIT_FUNCTIONS):
+            raise ValueError(
+                f"rope_type is {rope_type!r}; transformers knows {', '.join(sorted(ROPE_INIT_FUNCTIONS))}."
+            )
         if len(self.layer_types) != self.num_hidden_layers:
             raise ValueError(
                 f"layer_types names {len(self.layer_types)} layers but num_hidden_layers is "
@@ -71,7 +107,8 @@ class DFlashConfig:
             )
         if "sliding_attention" in self.layer_types and not self.sliding_window:
             raise ValueError(
-                "layer_types has sliding layers but sliding_window is not set; give the window in positions."
+                "layer_types has sliding layers but sliding_window is not set, or use_sliding_window is false; "
+                "give the window in positions."
             )
         if self.block_size < 2:
             raise ValueError(
@@ -79,6 +116,8 @@ class DFlashConfig:
             )
         if not self.target_layer_ids:
             raise ValueError("target_layer_ids is empty; a drafter needs at least one tap.")
+        if self.mask_token_id < 0:
+            raise ValueError(f"mask_token_id is {self.mask_token_id}; it is a row of the target's embedding.")
         bad = [i for i in self.target_layer_ids if not 0 <= i < self.num_target_layers]
         if bad:
             raise ValueError(
@@ -94,15 +133,20 @@ class DFlashConfig:
         top level; they are never guessed. `rope_theta` may be at the top or in `rope_parameters`.
 
         Raises:
-            ValueError: naming the key that is missing or wrong.
+            ValueError: naming the key that is missing or wrong, or the sign of a second-generation drafter.
         """
         nested = values.get("dflash_config") or {}
+        named = [str(values.get("model_type")), *(values.get("architectures") or ())]
+        keys = [
+            key for key, value in {**values, **nested}.items() if value
+        ]  # `false` and `null` say it has none
+        refuse_second_generation([*named, *keys], "its config.json says")
         rope = values.get("rope_parameters") or {}
         merged = {**values, **nested}
         merged["rope_theta"] = values.get("rope_theta") or rope.get("rope_theta") or cls.rope_theta
         scaling = values.get("rope_scaling") or rope
-        is_scaled = scaling.get("rope_type", scaling.get("type", "default")) != "default"
-        merged["rope_scaling"] = dict(scaling) if is_scaled else None
+        rope_type = scaling.get("rope_type", scaling.get("type", "default"))  # `type` is the older key
+        merged["rope_scaling"] = None if rope_type == "default" else {**scaling, "rope_type": rope_type}
         if not values.get("use_sliding_window", True):
             merged["sliding_window"] = None
         names = {f.name for f in fields(cls)} - {"extra"}
@@ -114,6 +158,13 @@ class DFlashConfig:
                 f"Its architectures entry says {values.get('architectures')}."
             )
         known = {key: value for key, value in merged.items() if key in names and value is not None}
+        wrong = [
+            name for name in (*_SIZES, "block_size", "mask_token_id") if not isinstance(known[name], int)
+        ]
+        if wrong:
+            raise ValueError(
+                f"{wrong[0]} is {known[wrong[0]]!r} in the drafter's config.json; a whole number is expected."
+            )
         known |= {key: tuple(known[key]) for key in ("target_layer_ids", "layer_types") if key in known}
         known["rope_theta"] = float(known["rope_theta"])
         known["extra"] = {k: v for k, v in values.items() if k not in names and k != "dflash_config"}
@@ -161,3 +212,6 @@ class DFlashConfig:
         if self.is_causal is not None:
             return self.is_causal
         return self.layer_types[layer_idx] == "sliding_attention"
+
+
+_SIZES = (*(f.name for f in fields(DFlashConfig)[:7]), "num_target_layers")  # hidden_size to vocab_size
