@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
 from ddtree_lab.compat import get_state, set_state
+from ddtree_lab.offload import onloaded
 from ddtree_lab.recurrent.conv import tree_conv, window_after
 from ddtree_lab.recurrent.gated_delta import DeltaFactors, tree_delta_rule
 from ddtree_lab.recurrent.naive import tree_conv_scan, tree_scan
@@ -111,13 +112,14 @@ class GatedDeltaPort:
     def _convolve(
         self, module: Any, inputs: Tensor, layer: Any, topology: TreeTopology, scan: bool
     ) -> Tensor:
-        weight = module.conv1d.weight.squeeze(1)  # (C, K)
+        with onloaded(module.conv1d):  # read outside its forward, so its hook has not brought them
+            weight, bias = module.conv1d.weight.squeeze(1), module.conv1d.bias  # (C, K)
         window = get_state(layer, "conv_states")[0].to(inputs.dtype)  # (C, K)
         if scan:
-            mixed = tree_conv_scan(inputs, window, weight, module.conv1d.bias, topology.parents)
+            mixed = tree_conv_scan(inputs, window, weight, bias, topology.parents)
         else:
             columns = topology.conv_columns(window.shape[1], inputs.device)
-            mixed = tree_conv(inputs, window, weight, module.conv1d.bias, columns)
+            mixed = tree_conv(inputs, window, weight, bias, columns)
         return ACT2FN[module.activation](mixed)
 
 

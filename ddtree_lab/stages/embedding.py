@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from jaxtyping import Float, Int
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ddtree_lab.offload import execution_device
 from ddtree_lab.records import Record
 
 if TYPE_CHECKING:
@@ -45,7 +47,18 @@ class EmbeddingPath(Record):
 
     @property
     def device(self) -> torch.device:
-        return self.input.weight.device
+        """Where ids are looked up; an offloaded weight itself is on `meta`."""
+        return execution_device(self.input)
+
+    def embed(self, token_ids: Int[Tensor, "batch rows"]) -> Float[Tensor, "batch rows hidden"]:
+        """Vectors of tokens, as the target's first layer gets them."""
+        return self.input(token_ids.to(self.device))
+
+    def logits(self, hidden: Float[Tensor, "batch rows hidden"]) -> Float[Tensor, "batch rows vocab"]:
+        """The output head over normed hidden states, on the head's device and in its dtype."""
+        dtype = self.output.weight.dtype  # integers where the head is quantised
+        dtype = dtype if dtype.is_floating_point else self.dtype
+        return self.output(hidden.to(device=execution_device(self.output), dtype=dtype))
 
     def __repr__(self) -> str:
         tied = "tied" if self.tied else "untied"
@@ -92,7 +105,9 @@ def resolve_embeddings(target: PreTrainedModel) -> EmbeddingPath:
     paths = {role: _path_of(target, module) for role, module in found.items()}
     # Compared by storage: a tied model may hold one Parameter twice, or two views of one storage.
     tied = found["input"].weight.data_ptr() == found["output"].weight.data_ptr() != 0
-    tied = tied or found["input"].weight is found["output"].weight  # on the meta device all pointers are 0
+    # On the meta device all pointers are 0, and accelerate gives every offloaded module a weight of its own.
+    tied = tied or found["input"].weight is found["output"].weight
+    tied = tied or f"{paths['output']}.weight" in (getattr(target, "all_tied_weights_keys", None) or {})
     return EmbeddingPath(paths["input"], paths["output"], found["input"], found["output"], bool(tied))
 
 

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from ddtree_lab.compat import cache_keyword, forward_kwargs, text_config
+from ddtree_lab.offload import execution_device, offloaded_again
 from ddtree_lab.records import Record
 from ddtree_lab.stages.cache import cache_length, check_cache
 from ddtree_lab.stages.support import tree_support
@@ -52,16 +53,15 @@ def run_target(
             has no such argument.
     """
     past_length = 0 if cache is None else cache_length(cache)
+    device = execution_device(target.get_input_embeddings())
     if past_length and kwargs.get("position_ids") is None:  # a few models (Bamba) would count from 0 again
-        positions = torch.arange(past_length, past_length + input_ids.shape[1], device=target.device)
+        positions = torch.arange(past_length, past_length + input_ids.shape[1], device=device)
         kwargs["position_ids"] = positions.expand(input_ids.shape)
     extra = forward_kwargs(target, **kwargs)
     if cache is not None:
         extra[cache_keyword(target)] = cache
-    with torch.no_grad(), tapped_layers(target, tap_layer_ids) as tapped:
-        out = target(
-            input_ids=input_ids.to(target.device), use_cache=cache is not None, return_dict=True, **extra
-        )
+    with torch.no_grad(), offloaded_again(target), tapped_layers(target, tap_layer_ids) as tapped:
+        out = target(input_ids=input_ids.to(device), use_cache=cache is not None, return_dict=True, **extra)
     # Layers may live on several devices; the taps go where the logits are.
     taps = (
         torch.cat([tapped[i].to(out.logits.device) for i in tap_layer_ids], dim=-1) if tap_layer_ids else None

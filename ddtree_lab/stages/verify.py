@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from ddtree_lab.compat import is_recurrent, iter_states, layer_tensors
+from ddtree_lab.offload import execution_device
 from ddtree_lab.records import Record
 from ddtree_lab.recurrent.ports import Factors, find_port, replaced_forwards
 from ddtree_lab.recurrent.topology import TreeTopology
@@ -39,7 +40,7 @@ from ddtree_lab.stages.cache import (
 )
 from ddtree_lab.stages.forward import continue_target, prefill, run_target
 from ddtree_lab.stages.mask import TreeMask, build_mask
-from ddtree_lab.stages.support import resolve_method, tree_support
+from ddtree_lab.stages.support import probe_support, resolve_method, tree_support
 from ddtree_lab.stages.tree import DraftTree
 
 if TYPE_CHECKING:
@@ -219,9 +220,10 @@ def _record_rows(fork: Cache) -> dict[int, tuple[Tensor, Tensor]]:
 def _fitting_mask(
     target: PreTrainedModel, cache: Cache, tree: DraftTree, past_length: int, mask: TreeMask | None
 ) -> TreeMask:
-    dtype = target.get_input_embeddings().weight.dtype
+    embedding = target.get_input_embeddings()
+    dtype = embedding.weight.dtype
     if mask is None:
-        return build_mask(tree, past_length, dtype, target.device, sliding_windows(cache))
+        return build_mask(tree, past_length, dtype, execution_device(embedding), sliding_windows(cache))
     if (mask.num_nodes, mask.past_length) != (tree.num_nodes, past_length):
         raise ValueError(
             f"mask is for {mask.num_nodes} nodes after {mask.past_length} tokens, but the tree has {tree.num_nodes} "
@@ -263,6 +265,7 @@ def _verify_paths(
     positions do not depend on it, and the copies are thrown away.
     """
     paths = [tree.path(leaf) for leaf in tree.leaves()]
+    device = execution_device(target.get_input_embeddings())
     logits: dict[int, Tensor] = {}
     taps: dict[int, Tensor] = {}
     for start in range(0, len(paths), PATHS_PER_PASS):
@@ -270,7 +273,7 @@ def _verify_paths(
         longest = max(map(len, group))
         padded = [path + path[-1:] * (longest - len(path)) for path in group]
         fork = fork_cache(cache)
-        fork.reorder_cache(torch.zeros(len(group), dtype=torch.long, device=target.device))
+        fork.reorder_cache(torch.zeros(len(group), dtype=torch.long, device=device))
         out = continue_target(target, torch.from_numpy(tree.token_ids[padded]), fork, tap_layer_ids)
         for row, path in enumerate(group):
             for depth, node in enumerate(path):
@@ -305,3 +308,8 @@ def _probe(target: PreTrainedModel) -> tuple[float, float]:
     alone = _verify_paths(target, cache, tree, ()).logits.float()
     scale = (alone - alone.mean(-1, keepdim=True)).abs().max()
     return float((masked - alone).abs().max()), float(scale)
+
+
+def exact_method(target: PreTrainedModel) -> str:
+    """What `"auto"` stands for on a target: `"tree"` where one pass over the tree is exact, else `"paths"`."""
+    return "paths" if tree_support(target).reason or probe_support(target, _probe) else "tree"
