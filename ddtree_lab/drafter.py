@@ -196,11 +196,10 @@ class DFlashDrafter(nn.Module):
             )
         block = [anchor_token_id] + [mask_token_id] * self.num_draft_positions
         with torch.no_grad():
-            rows = embeddings.input(torch.tensor([block], device=embeddings.device)).to(self.device)
+            rows = embeddings.embed(torch.tensor([block])).to(self.device)
             positions = torch.arange(len(block), device=self.device)[None] + context.num_rows
             hidden = self.denoise(rows, positions, context)[:, 1:]  # the anchor's own row predicts nothing
-            head = embeddings.output.weight
-            return embeddings.output(hidden.to(device=head.device, dtype=head.dtype))[0]
+            return embeddings.logits(hidden)[0]
 
     def extend_context(
         self,
