@@ -18,12 +18,13 @@ _HOMES = {
     "ddtree_lab.environment": ("describe_environment",),
     "ddtree_lab.generate_hook": ("DDTree",),
     "ddtree_lab.loading": ("load_pair",),
+    "ddtree_lab.ngram": ("NgramDrafter",),
     "ddtree_lab.pair": ("Pair", "Prompt", "bundled_prompts"),
     "ddtree_lab.recurrent.ports": ("register_port",),
     "ddtree_lab.session": ("Session",),
     "ddtree_lab.stages.cache": ("describe_cache", "fork_cache", "make_cache"),
     "ddtree_lab.stages.commit": ("commit_path",),
-    "ddtree_lab.stages.draft": ("Draft", "draft_block", "extend_context"),
+    "ddtree_lab.stages.draft": ("Draft", "Drafter", "draft_block", "extend_context"),
     "ddtree_lab.stages.embedding": ("resolve_embeddings",),
     "ddtree_lab.stages.forward": ("prefill",),
     "ddtree_lab.stages.mask": ("TreeMask", "build_mask"),
@@ -56,12 +57,13 @@ if TYPE_CHECKING:
     from ddtree_lab.environment import describe_environment
     from ddtree_lab.generate_hook import DDTree
     from ddtree_lab.loading import load_pair
+    from ddtree_lab.ngram import NgramDrafter
     from ddtree_lab.pair import Pair, Prompt, bundled_prompts
     from ddtree_lab.recurrent.ports import register_port
     from ddtree_lab.session import Session
     from ddtree_lab.stages.cache import describe_cache, fork_cache, make_cache
     from ddtree_lab.stages.commit import commit_path
-    from ddtree_lab.stages.draft import Draft, draft_block, extend_context
+    from ddtree_lab.stages.draft import Draft, Drafter, draft_block, extend_context
     from ddtree_lab.stages.embedding import resolve_embeddings
     from ddtree_lab.stages.forward import prefill
     from ddtree_lab.stages.mask import TreeMask, build_mask

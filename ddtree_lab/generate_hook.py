@@ -11,11 +11,11 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from ddtree_lab.drafter import DFlashDrafter
 from ddtree_lab.pair import Pair
 from ddtree_lab.pipeline import Settings, State, node_prefix, run_round, start
 from ddtree_lab.sampling import Sampler
 from ddtree_lab.stages.cache import cache_length
+from ddtree_lab.stages.draft import Drafter
 from ddtree_lab.stages.verify import Verification
 
 _CACHE_NAMES = ("cache", "past_key_values")
@@ -29,7 +29,7 @@ class DDTree:
     generator, so `torch.manual_seed` makes it repeatable.
 
     Args:
-        drafter: the target's DFlash drafter.
+        drafter: the target's DFlash drafter, or an `NgramDrafter`, which any target can do with.
         tree_budget: drafted nodes a round at most, the root not counted.
         method: `"ddtree"`, or `"dflash"` for the chain.
 
@@ -37,7 +37,7 @@ class DDTree:
         >>> pair.target.generate(**inputs, custom_generate=dl.DDTree(pair.drafter))  # doctest: +SKIP
     """
 
-    def __init__(self, drafter: DFlashDrafter, tree_budget: int = 32, *, method: str = "ddtree") -> None:
+    def __init__(self, drafter: Drafter, tree_budget: int = 32, *, method: str = "ddtree") -> None:
         Settings(method=method, tree_budget=tree_budget)  # complains about what it cannot use
         self.drafter = drafter
         self.tree_budget = tree_budget

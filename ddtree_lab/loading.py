@@ -9,15 +9,18 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from ddtree_lab.drafter import DFlashDrafter
+from ddtree_lab.ngram import NgramDrafter
 from ddtree_lab.pair import Pair, assets_folder
+from ddtree_lab.smollm2 import SMOLLM2, smollm2_file
+from ddtree_lab.stages.draft import Drafter
 from ddtree_lab.stages.embedding import resolve_embeddings
 
-EMBEDDED = "embedded"
+EMBEDDED, NGRAM = "embedded", "ngram"
 
 
 def load_pair(
     target: str | Path | PreTrainedModel | None = None,
-    drafter: str | Path | DFlashDrafter | None = None,
+    drafter: str | Path | Drafter | None = None,
     *,
     device_map: Any = None,
     dtype: Any = "auto",
@@ -28,25 +31,37 @@ def load_pair(
     """Load a pair; with no names, the embedded one. The network is used for hub ids only.
 
     Args:
-        target: hub id, folder, or a model already loaded.
-        drafter: hub id or folder of a DFlash checkpoint, or a drafter already loaded.
+        target: hub id, folder, a model already loaded, or `"smollm2"`, which a Python package brings.
+        drafter: hub id or folder of a DFlash checkpoint, a drafter already loaded, or `"ngram"`, which drafts for
+            any target from the text so far (`NgramDrafter`); the default for `"smollm2"`.
         device_map, dtype, revision, local_files_only: as in `from_pretrained`, for the target.
         quantization: `"4bit"` or `"8bit"` (bitsandbytes), for the target; the drafter is never quantised.
 
     Raises:
         ValueError: only one of the two was named, or they do not belong together.
+        ModuleNotFoundError: `"smollm2"` is not installed.
     """
-    if (target is None) != (drafter is None):
-        given, absent = ("drafter", "target") if target is None else ("target", "drafter")
-        raise ValueError(f"{given} is given without {absent}; name both, or neither for the embedded pair.")
+    if drafter == NGRAM or (drafter is None and target == SMOLLM2):
+        drafter = NgramDrafter()
+    if target is not None and drafter is None:
+        raise ValueError(
+            'target is given without drafter; name its DFlash drafter, or "ngram", which drafts for any target.'
+        )
+    if target is None and not (drafter is None or isinstance(drafter, NgramDrafter)):
+        raise ValueError("drafter is given without target; name both, or neither for the embedded pair.")
     name = EMBEDDED if target is None else str(target)
-    if target is None or drafter is None:
-        folder = assets_folder() / "embedded_pair"
-        target, drafter = folder / "target", folder / "drafter"
+    if target is None:
+        target = assets_folder() / "embedded_pair" / "target"
         dtype = torch.float32 if dtype == "auto" else dtype
+    if drafter is None:
+        drafter = assets_folder() / "embedded_pair" / "drafter"
     tokenizer = None
     if not isinstance(target, PreTrainedModel):
-        options = {"revision": revision, "local_files_only": _offline(target, local_files_only)}
+        options: dict[str, Any] = {}
+        if target == SMOLLM2:
+            file = smollm2_file()
+            target, options["gguf_file"] = file.parent, file.name
+        options |= {"revision": revision, "local_files_only": _offline(target, local_files_only)}
         model = AutoModelForCausalLM.from_pretrained(
             str(target), dtype=dtype, device_map=device_map, use_safetensors=True,
             **_quantization(quantization), **options,
@@ -55,7 +70,7 @@ def load_pair(
     else:
         model, name = target, type(target).__name__
     model = model.eval()
-    if not isinstance(drafter, DFlashDrafter):
+    if not isinstance(drafter, Drafter):
         folder = resolve_folder(drafter, local_files_only)
         drafter = DFlashDrafter.from_pretrained(folder, _drafter_dtype(model), _embedding_device(model))
     return Pair(model, drafter, tokenizer, name)

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ddtree_lab.compat import text_config
 from ddtree_lab.drafter import DFlashDrafter
+from ddtree_lab.stages.draft import Drafter
 from ddtree_lab.stages.embedding import EmbeddingPath, resolve_embeddings
 
 
@@ -44,17 +45,18 @@ class Prompt:
 
 @dataclass
 class Pair:
-    """A target and the drafter that was trained for it.
+    """A target and a drafter for it.
 
     Args:
         target: the model whose text is produced; left as it came.
-        drafter: proposes tokens; has no embedding or head of its own.
+        drafter: proposes tokens: a DFlash drafter trained for this target, an n-gram drafter, or any other
+            `Drafter`.
         tokenizer: the target's.
         name: how it was asked for.
     """
 
     target: PreTrainedModel
-    drafter: DFlashDrafter
+    drafter: Drafter
     tokenizer: PreTrainedTokenizerBase | None = None
     name: str = "unnamed"
 
@@ -67,13 +69,11 @@ class Pair:
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
-        """End-of-sequence tokens: the generation config's, else the tokenizer's."""
-        found = self.target.generation_config.eos_token_id if self.target.generation_config else None
-        if found is None and self.tokenizer is not None:
-            found = self.tokenizer.eos_token_id
-        if found is None:
-            return frozenset()
-        return frozenset(found if isinstance(found, (list, tuple)) else [found])
+        """End-of-sequence tokens: the generation config's, else the decoder config's, else the tokenizer's."""
+        sources = (self.target.generation_config, text_config(self.target), self.tokenizer)
+        named = (getattr(source, "eos_token_id", None) for source in sources)
+        found = next((ids for ids in named if ids is not None), ())
+        return frozenset([found] if isinstance(found, int) else found)
 
     def encode(
         self,
@@ -81,21 +81,31 @@ class Pair:
         *,
         system: str | None = None,
         raw: bool | None = None,
+        enable_thinking: bool | None = None,
     ) -> Int[Tensor, "1 rows"]:
         """Token ids of a prompt, [1, P].
 
-        A string is put through the chat template where the tokenizer has one; `raw=True` leaves it as it
-        is. Ids are taken as they are.
+        A string is put through the chat template where the tokenizer has one; ids are taken as they are.
+
+        Args:
+            prompt: text, a bundled `Prompt`, or ids [P] or [1, P].
+            system: a system message before it.
+            raw: take the text as it is, without the chat template; for a bundled prompt, its own way is
+                the default.
+            enable_thinking: handed to the chat template where given; one that knows no thinking ignores it.
 
         Raises:
-            ValueError: an empty prompt, a batch, or ids outside the vocabulary.
+            ValueError: an empty prompt, a batch, ids outside the vocabulary, or something for the chat template
+                where none is used.
         """
         if isinstance(prompt, Prompt):
             raw = prompt.is_raw if raw is None else raw
             prompt = prompt.text
         if isinstance(prompt, str) and not prompt:
             raise ValueError("prompt is empty; give some text.")
-        ids = self._tokenize(prompt, system, bool(raw)) if isinstance(prompt, str) else prompt
+        ids: Any = prompt
+        if isinstance(prompt, str):
+            ids = self._tokenize(prompt, system, bool(raw), enable_thinking)
         ids = torch.as_tensor(ids, dtype=torch.long)
         ids = ids[None] if ids.ndim == 1 else ids
         if ids.ndim != 2 or ids.shape[0] != 1 or ids.shape[1] == 0:
@@ -107,15 +117,20 @@ class Pair:
             )
         return ids
 
-    def _tokenize(self, text: str, system: str | None, raw: bool) -> Any:
+    def _tokenize(self, text: str, system: str | None, raw: bool, enable_thinking: bool | None) -> Any:
         if self.tokenizer is None:
             raise ValueError("prompt is a string but the pair has no tokenizer; give token ids.")
         if raw or not getattr(self.tokenizer, "chat_template", None):
+            for name, given in (("system", system), ("enable_thinking", enable_thinking)):
+                if given is not None:
+                    why = "the prompt is raw text" if raw else "the tokenizer has none"
+                    raise ValueError(f"{name} is for a chat template, but {why}; leave it out.")
             return self.tokenizer(text, return_tensors="pt")["input_ids"]
         messages = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": text})
+        options = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
         encoded = self.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True, **options
         )
         return encoded["input_ids"]
 
@@ -129,8 +144,10 @@ class Pair:
         return f"Pair({self.name}: {type(self.target).__name__} + {type(self.drafter).__name__})"
 
 
-def check_pair(target: PreTrainedModel, drafter: DFlashDrafter) -> None:
+def check_pair(target: PreTrainedModel, drafter: Drafter) -> None:
     """Refuse a drafter that was trained for another target, naming what does not fit."""
+    if not isinstance(drafter, DFlashDrafter):
+        return  # nothing was trained
     config, embeddings, decoder = drafter.config, resolve_embeddings(target), text_config(target)
     facts = {
         "hidden size of a tap": (config.target_hidden_size, decoder.hidden_size),

@@ -20,13 +20,12 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from ddtree_lab.drafter import DrafterContext
 from ddtree_lab.pair import Pair
 from ddtree_lab.records import Record
 from ddtree_lab.sampling import Sampler
 from ddtree_lab.stages.cache import cache_length, make_cache, sliding_windows
 from ddtree_lab.stages.commit import commit_path
-from ddtree_lab.stages.draft import Draft, draft_block, extend_context
+from ddtree_lab.stages.draft import Context, Draft, draft_block, extend_context
 from ddtree_lab.stages.forward import prefill
 from ddtree_lab.stages.mask import TreeMask, build_mask
 from ddtree_lab.stages.tree import DraftTree, build_chain, build_tree
@@ -137,7 +136,7 @@ class State:
     token_ids: tuple[int, ...]
     num_prompt_tokens: int
     cache: Cache
-    context: DrafterContext
+    context: Context
     num_rounds: int = 0
     finish_reason: str | None = None
     records: dict[str, Record] = field(default_factory=dict)
@@ -169,13 +168,11 @@ class State:
 def start(pair: Pair, input_ids: Int[Tensor, "1 rows"], settings: Settings) -> State:
     """Prefill the prompt and choose the first token, the first anchor."""
     cache = make_cache(pair.target)
-    taps = pair.drafter.config.target_layer_ids
-    out = prefill(pair.target, input_ids, cache, taps)
-    assert out.taps is not None
+    out = prefill(pair.target, input_ids, cache, pair.drafter.tap_layer_ids)
     prompt = tuple(input_ids[0].tolist())
     first = settings.sampler.choose(out.logits[0], [len(prompt)], lambda _: prompt)[0]
     token_ids, finish_reason = take_tokens(settings, prompt, len(prompt), (first,))
-    context = extend_context(pair.drafter, out.taps[0])
+    context = extend_context(pair.drafter, None if out.taps is None else out.taps[0], token_ids=prompt)
     return State(
         token_ids, len(prompt), cache, context, finish_reason=finish_reason, first_logits=out.logits[0]
     )
@@ -218,14 +215,17 @@ def _tree(pair: Pair, settings: Settings, state: State) -> tuple[DraftTree, dict
     # The round emits one token more than it accepts, so deeper drafts could never be used.
     logits = draft.logits[: state.remaining(settings) - 1]
     if settings.method == "dflash":
-        return build_chain(logits, state.anchor_token_id), {}
-    return build_tree(logits, settings.tree_budget, state.anchor_token_id), {}
+        tree = build_chain(logits, state.anchor_token_id)
+    else:
+        tree = build_tree(logits, settings.tree_budget, state.anchor_token_id)
+    # Scores never increase, so nodes that the drafter holds impossible come last: rows that cannot pay.
+    return tree.prefix(int(np.isfinite(tree.log_probs[1:]).sum())), {}
 
 
 def _mask(pair: Pair, settings: Settings, state: State) -> tuple[TreeMask, dict[str, Any]]:
     tree = _record(state, "tree", DraftTree)
     past_length, windows = cache_length(state.cache), sliding_windows(state.cache)
-    return build_mask(tree, past_length, pair.embeddings.dtype, pair.target.device, windows), {}
+    return build_mask(tree, past_length, pair.embeddings.dtype, pair.embeddings.device, windows), {}
 
 
 def _verify(pair: Pair, settings: Settings, state: State) -> tuple[Verification, dict[str, Any]]:
@@ -235,7 +235,7 @@ def _verify(pair: Pair, settings: Settings, state: State) -> tuple[Verification,
         _record(state, "tree", DraftTree),
         settings.verify_method,
         mask=_record(state, "mask", TreeMask),
-        tap_layer_ids=pair.drafter.config.target_layer_ids,
+        tap_layer_ids=pair.drafter.tap_layer_ids,
     )
     return verification, {}
 
@@ -261,8 +261,10 @@ def _commit(pair: Pair, settings: Settings, state: State) -> tuple[Commit, dict[
     path = walk.path[: len(emitted)]  # an end inside the path cuts it: its last token stays outside the cache
     cache = copy.copy(state.cache)  # is given new layers; the state before keeps the old ones
     commit_path(pair.target, cache, verification, path)
-    assert verification.taps is not None
-    context = extend_context(pair.drafter, verification.taps[list(path)], state.context)
+    rows = list(path)
+    taps = None if verification.taps is None else verification.taps[rows]
+    committed = verification.tree.token_ids[rows].tolist()
+    context = extend_context(pair.drafter, taps, state.context, committed)
     record = Commit(path, emitted, cache_length(cache), context.num_rows, finish_reason)
     changes = dict(
         token_ids=token_ids,
@@ -308,7 +310,7 @@ def _record(state: State, stage: str, kind: type) -> Any:
 
 def now(pair: Pair) -> float:
     """Seconds of a clock, after all that was asked of the device is done."""
-    if pair.target.device.type == "cuda":
+    if pair.embeddings.device.type == "cuda":
         torch.cuda.synchronize()  # kernels run behind Python's back
     return time.perf_counter()
 

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from ddtree_lab.decode import Generation
     from ddtree_lab.pair import Pair, Prompt
 
-# What a bad model name, prompt or setting raises; anything else is a fault of ours and keeps its traceback.
-USER_ERRORS = (ValueError, TypeError, OSError)
+# What a bad model name, prompt or setting raises, or one that needs a package that is not installed; anything
+# else is a fault of ours and keeps its traceback.
+USER_ERRORS = (ValueError, TypeError, OSError, ImportError)
 NUMBERS_WIDTH = 95  # columns of the table without the text
 WIDE = NUMBERS_WIDTH + 15  # from here on there is room for it
 YES_NO = {True: ("✓", "yes"), False: ("✗", "NO")}  # in a terminal with and without such marks
@@ -30,9 +31,13 @@ YES_NO = {True: ("✓", "yes"), False: ("✗", "NO")}  # in a terminal with and 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--target", metavar="ID", help="hub id or folder of the target (default: the embedded pair)"
+        "--target", metavar="ID", help="hub id or folder, or smollm2 (default: the embedded pair)"
     )
-    parser.add_argument("--drafter", metavar="ID", help="hub id or folder of its DFlash drafter")
+    parser.add_argument(
+        "--drafter",
+        metavar="ID",
+        help="hub id or folder of its DFlash drafter, or ngram, which drafts for any target",
+    )
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--prompt", metavar="TEXT", help="the user's message")
     source.add_argument(
@@ -44,6 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="a system message before it")
     parser.add_argument(
         "--raw", action="store_true", help="take the text as it is, without the chat template"
+    )
+    parser.add_argument(
+        "--thinking",
+        action=argparse.BooleanOptionalAction,
+        help="enable_thinking of the chat template (default: the template's own)",
     )
     parser.add_argument("--list-prompts", action="store_true", help="list the bundled prompts and stop")
     parser.add_argument(
@@ -120,6 +130,7 @@ def execute(args: argparse.Namespace) -> int:
         _list_prompts(args.json)
         return 0
     try:
+        _check_drafter(args)
         if args.trace:
             _check_trace(args)
         with _progress(console) as progress:
@@ -162,7 +173,7 @@ def _prompt(args: argparse.Namespace) -> Prompt:
     elif args.prompt_file is not None:
         text = Path(args.prompt_file).read_text(encoding="utf-8")
     if text is not None:
-        return Prompt("given", "raw" if args.raw else "chat", "given", text)
+        return Prompt("given", "chat", "given", text)
     prompts = {prompt.id: prompt for prompt in bundled_prompts()}
     wanted = args.bundled or next(iter(prompts))
     if wanted not in prompts:
@@ -226,9 +237,10 @@ def _decode(args: argparse.Namespace, pair: Pair, prompt: Prompt, progress: Any)
             tasks[name] = progress.add_task(name, total=args.max_new_tokens)
         progress.advance(tasks[name], num_tokens)
 
+    raw = True if args.raw else None  # a bundled prompt knows itself whether it is raw
     return compare(
         pair,
-        pair.encode(prompt, system=args.system),
+        pair.encode(prompt, system=args.system, raw=raw, enable_thinking=args.thinking),
         tree_budgets=args.tree_budget,
         methods=("dflash", "ddtree") if args.method is None else (args.method,),
         max_new_tokens=args.max_new_tokens,
@@ -238,6 +250,16 @@ def _decode(args: argparse.Namespace, pair: Pair, prompt: Prompt, progress: Any)
         top_p=args.top_p,
         seed=args.seed,
     )
+
+
+def _check_drafter(args: argparse.Namespace) -> None:
+    from ddtree_lab.smollm2 import SMOLLM2
+
+    if args.target not in (None, SMOLLM2) and args.drafter is None:
+        raise UsageError(
+            f"--target {args.target} needs a drafter: name its DFlash drafter with --drafter, or give "
+            "--drafter ngram, which drafts for any target."
+        )
 
 
 def _check_trace(args: argparse.Namespace) -> None:

@@ -1,20 +1,62 @@
-"""Draft: one pass of the drafter over anchor and masks gives a distribution for every position."""
+"""Draft: one look of the drafter at the text so far gives a distribution for every position after the anchor.
+
+Which drafter it is makes no difference to any other stage: `Drafter` is all they ask for.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ddtree_lab.drafter import DFlashDrafter, DrafterContext
 from ddtree_lab.records import Record
 from ddtree_lab.stages.embedding import EmbeddingPath
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+
+@runtime_checkable
+class Context(Protocol):
+    """What a drafter remembers of committed tokens: a value that is never changed in place."""
+
+    @property
+    def num_rows(self) -> int:
+        """Tokens it holds: all committed ones but the anchor."""
+        ...
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """What the pipeline asks of a drafter: `DFlashDrafter`, `NgramDrafter`, or one of your own."""
+
+    @property
+    def tap_layer_ids(self) -> tuple[int, ...]:
+        """Target layers whose hidden states it reads; none for a drafter that reads the text only."""
+        ...
+
+    @property
+    def num_draft_positions(self) -> int:
+        """Positions drafted at most."""
+        ...
+
+    def remember(
+        self,
+        token_ids: Sequence[int],
+        taps: Float[Tensor, "rows taps_width"] | None,
+        context: Any = None,
+    ) -> Context:
+        """A context with newly committed tokens appended; `context`, its own kind or None, stays as it was."""
+        ...
+
+    def propose(
+        self, context: Any, anchor_token_id: int, embeddings: EmbeddingPath
+    ) -> Float[Tensor, "depth vocab"]:
+        """Logits of the positions after the anchor, nearest first: marginals, -inf where impossible."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +67,7 @@ class Draft(Record):
         logits: row d is for the token d + 1 after the anchor. They are marginals: no row knows what
             the rows before it will turn out to be.
         anchor_token_id: the last committed token, which the target has not run on yet.
-        num_context_rows: committed tokens the drafter has seen taps of.
+        num_context_rows: committed tokens the drafter has seen.
     """
 
     logits: Float[Tensor, "depth vocab"]
@@ -50,7 +92,9 @@ class Draft(Record):
         best = log_probs.topk(min(5, log_probs.shape[-1]), dim=-1)
         for d in range(self.depth):
             shown = "  ".join(
-                f"{int(t)} ({v.exp():.2f})" for t, v in zip(best.indices[d], best.values[d], strict=True)
+                f"{int(t)} ({v.exp():.2f})"
+                for t, v in zip(best.indices[d], best.values[d], strict=True)
+                if v.isfinite()
             )
             entropy = -(log_probs[d].exp() * log_probs[d].clamp(min=-1e9)).sum()
             table.add_row(str(d + 1), shown, f"{entropy:.2f}")
@@ -58,41 +102,30 @@ class Draft(Record):
 
 
 def draft_block(
-    drafter: DFlashDrafter,
+    drafter: Drafter,
     embeddings: EmbeddingPath,
-    context: DrafterContext,
+    context: Context,
     anchor_token_id: int,
 ) -> Draft:
     """Draft the positions after the anchor; the context is read, not changed.
 
-    The block is `[anchor, mask × (block_size − 1)]` in the target's input embedding; the target's output
-    head reads the mask rows. Its noise rows never enter the context.
-
     Args:
-        context: rows of every committed token but the anchor.
+        embeddings: the target's, for a drafter that borrows them.
+        context: holds every committed token but the anchor.
     """
-    config = drafter.config
-    if config.mask_token_id >= embeddings.vocab_size:
-        raise ValueError(
-            f"drafter: mask_token_id {config.mask_token_id} is outside the target's embedding of "
-            f"{embeddings.vocab_size} rows; was it trained for another target?"
-        )
-    block = [anchor_token_id] + [config.mask_token_id] * drafter.num_draft_positions
-    with torch.no_grad():
-        ids = torch.tensor([block], device=embeddings.device)
-        rows = embeddings.input(ids).to(drafter.device)
-        positions = torch.arange(len(block), device=drafter.device)[None] + context.num_rows
-        hidden = drafter.denoise(rows, positions, context)[:, 1:]  # the anchor's own row predicts nothing
-        head = embeddings.output.weight
-        logits = embeddings.output(hidden.to(device=head.device, dtype=head.dtype))
-    return Draft(logits[0], anchor_token_id, context.num_rows)
+    return Draft(drafter.propose(context, anchor_token_id, embeddings), anchor_token_id, context.num_rows)
 
 
 def extend_context(
-    drafter: DFlashDrafter, taps: Float[Tensor, "rows taps_width"], context: DrafterContext | None = None
-) -> DrafterContext:
-    """The context with the taps of newly committed tokens appended, in the order of the text."""
-    start = 0 if context is None else context.num_rows
-    positions = torch.arange(start, start + len(taps), device=drafter.device)[None]
-    with torch.no_grad():
-        return drafter.extend_context(taps[None].to(drafter.device), positions, context)
+    drafter: Drafter,
+    taps: Float[Tensor, "rows taps_width"] | None,
+    context: Context | None = None,
+    token_ids: Sequence[int] = (),
+) -> Context:
+    """The context with newly committed tokens appended, in the order of the text.
+
+    Args:
+        taps: hidden states of the layers the drafter taps, if it taps any.
+        token_ids: the tokens, for a drafter that reads the text itself.
+    """
+    return drafter.remember(token_ids, taps, context)
