@@ -19,6 +19,7 @@ def smollm2_file() -> Path:
 
     Raises:
         ModuleNotFoundError: it is not installed, or `gguf`, which reads it, is not.
+        FileNotFoundError: the package has no such file.
     """
     for package in (PACKAGE, "gguf"):
         try:
@@ -27,5 +28,10 @@ def smollm2_file() -> Path:
             raise ModuleNotFoundError(
                 f"target {SMOLLM2!r} needs the package {package}, which is not installed: {INSTALL}"
             ) from error
-    found = [path for path in metadata.files(PACKAGE) or () if path.suffix == ".gguf"]
-    return Path(str(found[0].locate()))
+    for path in metadata.files(PACKAGE) or ():
+        if path.suffix == ".gguf":
+            return Path(str(path.locate()))
+    raise FileNotFoundError(
+        f"target {SMOLLM2!r}: the installed {PACKAGE} {metadata.version(PACKAGE)} brings no GGUF file; "
+        f"install {PACKAGE}==0.1.2."
+    )
