@@ -110,6 +110,12 @@ def open_checkpoint(folder: Path, role: str, allow_pickle: bool = False) -> Chec
     return Checkpoint(folder, role, shapes, files)
 
 
+def check_weights(folder: Path, role: str, allow_pickle: bool = False) -> None:
+    """What `open_checkpoint` would complain about; pickles that are allowed are not opened for it."""
+    if weight_files(folder, role, allow_pickle)[0].suffix not in PICKLE_SUFFIXES:
+        open_checkpoint(folder, role)
+
+
 def weight_files(folder: Path, role: str, allow_pickle: bool = False) -> list[Path]:
     """One file, the shards an index names, or what safetensors files there are; looked for in this order."""
     if (folder / WEIGHTS_NAME).is_file():

@@ -2,31 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ddtree_lab.drafter import DFlashDrafter
 from ddtree_lab.ngram import NgramDrafter
-from ddtree_lab.pair import Pair, assets_folder
+from ddtree_lab.pair import Pair, assets_folder, check_pair
+from ddtree_lab.pretrained import (
+    PICKLE,
+    LoadOptions,
+    load_target,
+    load_tokenizer,
+    resolve_folder,
+    target_skeleton,
+)
 from ddtree_lab.smollm2 import SMOLLM2, smollm2_file
 from ddtree_lab.stages.draft import Drafter
 from ddtree_lab.stages.embedding import resolve_embeddings
 
 EMBEDDED, NGRAM = "embedded", "ngram"
+Target: TypeAlias = str | Path | PreTrainedModel
+Source: TypeAlias = str | Path | Drafter
 
 
 def load_pair(
-    target: str | Path | PreTrainedModel | None = None,
-    drafter: str | Path | Drafter | None = None,
+    target: Target | None = None,
+    drafter: Source | None = None,
     *,
     device_map: Any = None,
+    max_memory: dict[int | str, int | str] | None = None,
+    offload_folder: str | Path | None = None,
     dtype: Any = "auto",
     quantization: str | None = None,
+    attn_implementation: str | None = None,
+    tp_plan: str | None = None,
     revision: str | None = None,
+    drafter_revision: str | None = None,
     local_files_only: bool | None = None,
+    allow: str | Collection[str] = (),
 ) -> Pair:
     """Load a pair; with no names, the embedded one. The network is used for hub ids only.
 
@@ -34,13 +51,49 @@ def load_pair(
         target: hub id, folder, a model already loaded, or `"smollm2"`, which a Python package brings.
         drafter: hub id or folder of a DFlash checkpoint, a drafter already loaded, or `"ngram"`, which drafts for
             any target from the text so far (`NgramDrafter`); the default for `"smollm2"`.
-        device_map, dtype, revision, local_files_only: as in `from_pretrained`, for the target.
-        quantization: `"4bit"` or `"8bit"` (bitsandbytes), for the target; the drafter is never quantised.
+        device_map, max_memory, offload_folder, dtype, attn_implementation, tp_plan: as in `from_pretrained`, for
+            the target; `max_memory` alone implies `device_map="auto"`. The drafter goes where the target's
+            embedding is.
+        quantization: `"4bit"` or `"8bit"` (bitsandbytes), for the target; the drafter is never quantised. 8-bit is
+            without bitsandbytes' outlier columns, which depend on the other rows of a pass.
+        revision, drafter_revision: branch, tag or commit of a hub id.
+        local_files_only: never use the network, as with `HF_HUB_OFFLINE=1`.
+        allow: what is refused unless named here: `"pickle"` (weights that are no safetensors), `"remote_code"` (a
+            model class that comes with the checkpoint).
 
     Raises:
-        ValueError: only one of the two was named, or they do not belong together.
-        ModuleNotFoundError: `"smollm2"` is not installed.
+        FileNotFoundError: a folder lacks its config or weights.
+        ValueError: only one of the two was named, they do not belong together, or a checkpoint is broken or
+            refused; the sentence says which.
+        ModuleNotFoundError: `"smollm2"`, bitsandbytes or flash-attn is asked for and not installed.
     """
+    name = EMBEDDED if target is None else str(target)
+    if target is None and dtype == "auto":
+        dtype = torch.float32
+    target, drafter, gguf_file = _sources(target, drafter)
+    options = LoadOptions(
+        dtype, device_map, max_memory, offload_folder, quantization, attn_implementation, tp_plan, gguf_file, allow
+    )  # fmt: skip
+    hub: dict[str, Any] = {"local_files_only": local_files_only, "allow": options.allow}
+    read = None
+    if not isinstance(drafter, Drafter):
+        # First, and on the CPU: a broken drafter is found out before the target's large files are read.
+        folder = resolve_folder(drafter, "drafter", revision=drafter_revision, **hub)
+        drafter = read = DFlashDrafter.from_pretrained(folder, allow_pickle=PICKLE in options.allow)
+    if isinstance(target, PreTrainedModel):
+        model, tokenizer, name = target.eval(), None, type(target).__name__
+    else:
+        folder = resolve_folder(target, "target", revision=revision, **hub)
+        if isinstance(drafter, DFlashDrafter):
+            check_pair(target_skeleton(folder, options), drafter)
+        model, tokenizer = load_target(folder, options), load_tokenizer(folder, options)
+    if read is not None:
+        read.to(device=resolve_embeddings(model).device, dtype=_drafter_dtype(model))
+    return Pair(model, drafter, tokenizer, name)
+
+
+def _sources(target: Target | None, drafter: Source | None) -> tuple[Target, Source, str | None]:
+    """What the two names stand for, and the GGUF file in the target's folder if it is one."""
     if drafter == NGRAM or (drafter is None and target == SMOLLM2):
         drafter = NgramDrafter()
     if target is not None and drafter is None:
@@ -49,67 +102,14 @@ def load_pair(
         )
     if target is None and not (drafter is None or isinstance(drafter, NgramDrafter)):
         raise ValueError("drafter is given without target; name both, or neither for the embedded pair.")
-    name = EMBEDDED if target is None else str(target)
-    if target is None:
-        target = assets_folder() / "embedded_pair" / "target"
-        dtype = torch.float32 if dtype == "auto" else dtype
-    if drafter is None:
-        drafter = assets_folder() / "embedded_pair" / "drafter"
-    tokenizer = None
-    if not isinstance(target, PreTrainedModel):
-        options: dict[str, Any] = {}
-        if target == SMOLLM2:
-            file = smollm2_file()
-            target, options["gguf_file"] = file.parent, file.name
-        options |= {"revision": revision, "local_files_only": _offline(target, local_files_only)}
-        model = AutoModelForCausalLM.from_pretrained(
-            str(target), dtype=dtype, device_map=device_map, use_safetensors=True,
-            **_quantization(quantization), **options,
-        )  # fmt: skip
-        tokenizer = AutoTokenizer.from_pretrained(str(target), **options)
-    else:
-        model, name = target, type(target).__name__
-    model = model.eval()
-    if not isinstance(drafter, Drafter):
-        folder = resolve_folder(drafter, local_files_only)
-        drafter = DFlashDrafter.from_pretrained(folder, _drafter_dtype(model), _embedding_device(model))
-    return Pair(model, drafter, tokenizer, name)
-
-
-def _offline(source: str | Path, local_files_only: bool | None) -> bool:
-    return Path(source).is_dir() if local_files_only is None else local_files_only
+    if target == SMOLLM2:
+        file = smollm2_file()
+        return file.parent, drafter or NgramDrafter(), file.name
+    embedded = assets_folder() / "embedded_pair"
+    return target or embedded / "target", drafter or embedded / "drafter", None
 
 
 def _drafter_dtype(target: PreTrainedModel) -> torch.dtype:
     """The target's, except half precision, which overflows in the drafter's tap fusion."""
     dtype = resolve_embeddings(target).dtype
     return dtype if dtype in (torch.float32, torch.float64) else torch.bfloat16
-
-
-def _embedding_device(target: PreTrainedModel) -> torch.device:
-    device = resolve_embeddings(target).device
-    return torch.device("cpu") if device.type == "meta" else device
-
-
-def _quantization(bits: str | None) -> dict[str, Any]:
-    if bits is None:
-        return {}
-    if bits not in ("4bit", "8bit"):
-        raise ValueError(f"quantization is {bits!r}; give '4bit', '8bit' or None.")
-    from transformers import BitsAndBytesConfig
-
-    return {
-        "quantization_config": BitsAndBytesConfig(load_in_4bit=bits == "4bit", load_in_8bit=bits == "8bit")
-    }
-
-
-def resolve_folder(source: str | Path, local_files_only: bool | None = None) -> Path:
-    """A local folder as it is; a hub id is downloaded (or found in the hub's cache)."""
-    if Path(source).is_dir():
-        return Path(source)
-    from huggingface_hub import snapshot_download
-
-    patterns = ["*.json", "*.safetensors"]
-    return Path(
-        snapshot_download(str(source), allow_patterns=patterns, local_files_only=bool(local_files_only))
-    )

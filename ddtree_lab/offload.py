@@ -7,7 +7,7 @@ the computation happens, has to know of them.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -42,10 +42,23 @@ def onloaded(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def offloaded_again(model: nn.Module) -> Iterator[None]:
-    """An exception inside leaves no weight behind: accelerate's wrapper offloads after a forward that returns."""
-    try:
+def pass_through(model: nn.Module) -> Iterator[None]:
+    """What an offloaded model needs around a forward; nothing for any other.
+
+    Short convolutions (`conv1d` of a recurrent layer) are read by the layer itself, not called, so their hooks do
+    not run: the tree-structured ports would find no weights, and transformers before 5.13 computes nonsense
+    without a word. They are small and stay for the whole pass. An exception leaves no weight behind, where
+    accelerate's wrapper offloads after a forward that returns only.
+    """
+    if not _hooks(model):
         yield
+        return
+    try:
+        with ExitStack() as stack:
+            for name, module in model.named_modules():
+                if name.endswith(".conv1d"):
+                    stack.enter_context(onloaded(module))
+            yield
     except BaseException:
         for module in model.modules():
             own = [tensor for tensor in module.parameters(recurse=False) if not tensor.is_meta]

@@ -21,7 +21,6 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
 from ddtree_lab.compat import get_state, set_state
-from ddtree_lab.offload import onloaded
 from ddtree_lab.recurrent.conv import tree_conv, window_after
 from ddtree_lab.recurrent.gated_delta import DeltaFactors, tree_delta_rule
 from ddtree_lab.recurrent.naive import tree_conv_scan, tree_scan
@@ -112,8 +111,7 @@ class GatedDeltaPort:
     def _convolve(
         self, module: Any, inputs: Tensor, layer: Any, topology: TreeTopology, scan: bool
     ) -> Tensor:
-        with onloaded(module.conv1d):  # read outside its forward, so its hook has not brought them
-            weight, bias = module.conv1d.weight.squeeze(1), module.conv1d.bias  # (C, K)
+        weight, bias = module.conv1d.weight.squeeze(1), module.conv1d.bias  # (C, K)
         window = get_state(layer, "conv_states")[0].to(inputs.dtype)  # (C, K)
         if scan:
             mixed = tree_conv_scan(inputs, window, weight, bias, topology.parents)

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from ddtree_lab.compat import cache_keyword, forward_kwargs, text_config
-from ddtree_lab.offload import execution_device, offloaded_again
+from ddtree_lab.offload import execution_device, pass_through
 from ddtree_lab.records import Record
 from ddtree_lab.stages.cache import cache_length, check_cache
 from ddtree_lab.stages.support import tree_support
@@ -60,7 +60,7 @@ def run_target(
     extra = forward_kwargs(target, **kwargs)
     if cache is not None:
         extra[cache_keyword(target)] = cache
-    with torch.no_grad(), offloaded_again(target), tapped_layers(target, tap_layer_ids) as tapped:
+    with torch.no_grad(), pass_through(target), tapped_layers(target, tap_layer_ids) as tapped:
         out = target(input_ids=input_ids.to(device), use_cache=cache is not None, return_dict=True, **extra)
     # Layers may live on several devices; the taps go where the logits are.
     taps = (
