@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+NODES_AT_ONCE = 16  # whose windows are gathered together: K times the memory of their inputs
+
 
 def tree_conv(
     inputs: Float[Tensor, "node channel"],
@@ -29,8 +31,8 @@ def tree_conv(
             (`TreeTopology.conv_columns`).
     """
     history = torch.cat([window.mT, inputs])  # (K + N, C)
-    seen = history[columns]  # (N, K, C)
-    out = torch.einsum("nkc,ck->nc", seen, weight)
+    parts = (history[some] for some in columns.split(NODES_AT_ONCE))  # (N', K, C)
+    out = torch.cat([torch.einsum("nkc,ck->nc", seen, weight) for seen in parts])
     return out if bias is None else out + bias
 
 

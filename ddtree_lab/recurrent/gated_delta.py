@@ -33,11 +33,11 @@ from torch import Tensor
 class DeltaFactors:
     """What a pass leaves behind instead of a state per node.
 
-    N (d_k + d_v + 1) numbers a head where snapshots would take N d_k d_v; the state after any node follows from
-    the factors along its path.
+    N (d_k + d_v + 1) numbers a head where snapshots would take N d_k d_v, and less where value heads share a key
+    head; the state after any node follows from the factors along its path.
     """
 
-    keys: Float[Tensor, "head node key_dim"]
+    keys: Float[Tensor, "key_head node key_dim"]
     updates: Float[Tensor, "head node value_dim"]
     log_decays: Float[Tensor, "head node"]
     initial_state: Float[Tensor, "head key_dim value_dim"]
@@ -50,13 +50,14 @@ class DeltaFactors:
         nodes = torch.as_tensor(path, device=self.keys.device)
         log_decay = self.log_decays[:, nodes]  # (H, P)
         weight = torch.exp(log_decay[:, -1:] - log_decay)[..., None]  # (H, P, 1)
-        written = (self.keys[:, nodes] * weight).mT @ self.updates[:, nodes]
-        return torch.exp(log_decay[:, -1])[:, None, None] * self.initial_state + written
+        keys = _per_head(self.keys[:, nodes], self.updates)
+        written = (keys * weight).mT @ self.updates[:, nodes]
+        return torch.exp(log_decay[:, -1])[:, None, None] * self.initial_state.to(written.dtype) + written
 
 
 def tree_delta_rule(
-    queries: Float[Tensor, "head node key_dim"],
-    keys: Float[Tensor, "head node key_dim"],
+    queries: Float[Tensor, "key_head node key_dim"],
+    keys: Float[Tensor, "key_head node key_dim"],
     values: Float[Tensor, "head node value_dim"],
     log_decay: Float[Tensor, "head node"],
     beta: Float[Tensor, "head node"],
@@ -66,18 +67,24 @@ def tree_delta_rule(
     """Outputs of every node and the factors its states are made of.
 
     Args:
-        queries: l2-normalised and scaled by d_k^-½; keys l2-normalised.
+        queries: l2-normalised and scaled by d_k^-½; keys l2-normalised. A key head serves as many consecutive
+            value heads as there are for each.
         log_decay: log a, ≤ 0.
-        state: S_0, the committed state below which the tree hangs; not written.
+        state: S_0, the committed state below which the tree hangs, in its own dtype; not written.
         ancestors: `[i, j]` True where j is i or an ancestor of i; parents come first.
     """
     # Each sum runs along one path only, so G stays exact in trees of any width.
     G = log_decay @ ancestors.to(log_decay.dtype).mT  # (H, N)
     # Masked before exp: between two branches the difference can be large and positive.
-    D = (G[..., :, None] - G[..., None, :]).masked_fill(~ancestors, -torch.inf).exp()  # (H, N, N)
-    A = (beta[..., None] * D * (keys @ keys.mT)).tril(-1)
-    grown = torch.exp(G)[..., None]  # (H, N, 1)
-    target = beta[..., None] * (values - grown * (keys @ state))
+    D = (G[..., :, None] - G[..., None, :]).masked_fill_(~ancestors, -torch.inf).exp_()  # (H, N, N)
+    A = (beta[..., None] * D * _per_head(keys @ keys.mT, values)).tril_(-1)
+    grown, S_0 = torch.exp(G)[..., None], state.to(values.dtype)  # (H, N, 1), (H, d_k, d_v)
+    target = beta[..., None] * (values - grown * (_per_head(keys, values) @ S_0))
     U = torch.linalg.solve_triangular(A, target, upper=False, unitriangular=True)  # (H, N, d_v)
-    outputs = grown * (queries @ state) + (D * (queries @ keys.mT)) @ U
+    outputs = grown * (_per_head(queries, values) @ S_0) + (D * _per_head(queries @ keys.mT, values)) @ U
     return outputs, DeltaFactors(keys, U, G, state)
+
+
+def _per_head(x: Tensor, values: Tensor) -> Tensor:
+    """Rows of key heads repeated for the value heads they serve."""
+    return x.repeat_interleave(len(values) // len(x), 0)

@@ -16,8 +16,8 @@ from ddtree_lab.recurrent.gated_delta import DeltaFactors
 
 
 def tree_scan(
-    queries: Float[Tensor, "head node key_dim"],
-    keys: Float[Tensor, "head node key_dim"],
+    queries: Float[Tensor, "key_head node key_dim"],
+    keys: Float[Tensor, "key_head node key_dim"],
     values: Float[Tensor, "head node value_dim"],
     log_decay: Float[Tensor, "head node"],
     beta: Float[Tensor, "head node"],
@@ -28,16 +28,18 @@ def tree_scan(
 
     Keeps a state per node, which is what makes it simple and what makes it expensive.
     """
+    groups = len(values) // len(keys)  # each key head serves that many value heads
+    q, k = (x.repeat_interleave(groups, 0) for x in (queries, keys))
     states: list[Tensor] = []
     log_decays: list[Tensor] = []
     updates, outputs = [], []
     for i, parent in enumerate(parents):
-        before = state if parent < 0 else states[parent]  # (H, d_k, d_v)
+        before = state.to(values.dtype) if parent < 0 else states[parent]  # (H, d_k, d_v)
         decayed = before * log_decay[:, i].exp()[:, None, None]
-        recalled = torch.einsum("hkv,hk->hv", decayed, keys[:, i])
+        recalled = torch.einsum("hkv,hk->hv", decayed, k[:, i])
         update = beta[:, i, None] * (values[:, i] - recalled)
-        states.append(decayed + torch.einsum("hk,hv->hkv", keys[:, i], update))
-        outputs.append(torch.einsum("hkv,hk->hv", states[i], queries[:, i]))
+        states.append(decayed + torch.einsum("hk,hv->hkv", k[:, i], update))
+        outputs.append(torch.einsum("hkv,hk->hv", states[i], q[:, i]))
         updates.append(update)
         log_decays.append(log_decay[:, i] + (0 if parent < 0 else log_decays[parent]))
     factors = DeltaFactors(keys, torch.stack(updates, 1), torch.stack(log_decays, 1), state)

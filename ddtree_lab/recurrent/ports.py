@@ -93,12 +93,11 @@ class GatedDeltaPort:
         )
         # The state is kept in at least float32, whatever the model runs in; so is the solve.
         precise = torch.promote_types(mixed.dtype, torch.float32)
-        groups = module.num_v_heads // module.num_k_heads  # each key head serves that many value heads
-        query = _l2norm(query.to(precise)).repeat_interleave(groups, 0) * module.head_k_dim**-0.5
-        key = _l2norm(key.to(precise)).repeat_interleave(groups, 0)
+        query = _l2norm(query.to(precise)) * module.head_k_dim**-0.5
+        key = _l2norm(key.to(precise))
         log_decay = -module.A_log.to(precise).exp() * F.softplus(a.to(precise) + module.dt_bias.to(precise))
         beta = b.sigmoid().to(precise)
-        state = get_state(layer, "recurrent_states")[0].to(precise)
+        state = get_state(layer, "recurrent_states")[0]
         args = (query, key, value.to(precise), log_decay.T, beta.T, state)
         if scan:
             out, delta = tree_scan(*args, topology.parents)

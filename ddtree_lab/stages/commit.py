@@ -39,7 +39,8 @@ def commit_path(
     _check_fresh(cache, verification)
     fork = fork_cache(cache, clone_states=verification.method == "paths")
     if verification.method == "paths":
-        continue_target(target, torch.from_numpy(verification.tree.token_ids[nodes])[None], fork)
+        path_ids = torch.from_numpy(verification.tree.token_ids[nodes])[None]
+        continue_target(target, path_ids, fork, logits_to_keep=1)
     else:
         _take_rows(fork, verification, nodes)
     cache.layers = fork.layers

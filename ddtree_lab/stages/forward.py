@@ -74,17 +74,21 @@ def continue_target(
     input_ids: Int[Tensor, "batch rows"],
     cache: Cache,
     tap_layer_ids: Sequence[int] = (),
+    logits_to_keep: int = 0,
 ) -> TargetOutput:
     """Plain causal rows after what `cache` holds, as the target itself would generate them.
+
+    Args:
+        logits_to_keep: logits of that many last rows; 0 for all, as in the library.
 
     One token a forward where recurrent layers have no port: the library's kernels for several tokens
     start from an empty state on some of them (the Mamba-1 layers of Jamba), without a word.
     """
     if not tree_support(target).has_unported_states:
-        return run_target(target, input_ids, cache, tap_layer_ids)
+        return run_target(target, input_ids, cache, tap_layer_ids, logits_to_keep=logits_to_keep)
     steps = [run_target(target, column, cache, tap_layer_ids) for column in input_ids.split(1, dim=1)]
     taps = torch.cat([step.taps for step in steps if step.taps is not None], dim=1) if tap_layer_ids else None
-    return TargetOutput(torch.cat([step.logits for step in steps], dim=1), taps)
+    return TargetOutput(torch.cat([step.logits for step in steps[-logits_to_keep:]], dim=1), taps)
 
 
 @contextmanager
@@ -153,7 +157,7 @@ def prefill(
         )
     check_cache(target, cache, filled=False)
     if cache_length(cache):
-        out = continue_target(target, input_ids, cache, tap_layer_ids)
+        out = continue_target(target, input_ids, cache, tap_layer_ids, logits_to_keep=1)
     else:
         out = run_target(target, input_ids, cache, tap_layer_ids, logits_to_keep=1)
     return TargetOutput(out.logits[:, -1:], out.taps)
