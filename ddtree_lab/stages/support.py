@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
-from ddtree_lab.compat import is_recurrent
+from ddtree_lab.compat import is_recurrent, text_config
 from ddtree_lab.records import format_bytes
 from ddtree_lab.recurrent.ports import find_recurrent_modules, registered_ports
 from ddtree_lab.stages.cache import describe_cache, layer_kinds, make_cache
@@ -74,6 +74,25 @@ def _judge(target: PreTrainedModel) -> TreeSupport:
     return TreeSupport(modules)
 
 
+def mask_refusal(target: PreTrainedModel) -> str:
+    """Why the target's attention back end cannot take a tree mask, told by its name; empty where it may."""
+    backend = attention_backend(target)
+    takes = "the lengths of sequences only"
+    if "flex" in backend:
+        takes = "a block mask of its own"
+    elif "flash" not in backend and "paged" not in backend:
+        return ""  # sdpa, eager, or one that the trial pass will judge
+    return (
+        f"{backend} attention takes no 4-D mask but {takes}; a target loaded with attn_implementation='sdpa' verifies "
+        "trees in one pass"
+    )
+
+
+def attention_backend(target: PreTrainedModel) -> str:
+    """The attention implementation of the decoder, as in `attn_implementation`."""
+    return str(text_config(target)._attn_implementation)
+
+
 _probed: weakref.WeakKeyDictionary[PreTrainedModel, dict[tuple, str]] = weakref.WeakKeyDictionary()
 
 
@@ -83,7 +102,7 @@ def probe_support(target: PreTrainedModel, probe: Probe) -> str:
     An architecture may use what a mask cannot express (positions taken from the cache slot, say),
     and its config does not tell. Run once a model, attention back end, dtype and set of ports.
     """
-    backend = str(target.config._attn_implementation)
+    backend = attention_backend(target)
     dtype = str(target.dtype).removeprefix("torch.")
     known, key = _probed.setdefault(target, {}), (backend, dtype, registered_ports())
     if key not in known:
@@ -112,17 +131,18 @@ def resolve_method(target: PreTrainedModel, cache: Cache, tree: DraftTree, metho
     """
     if method not in METHODS:
         raise ValueError(f"method is {method!r}; choose one of {', '.join(map(repr, METHODS))}.")
-    if method in ("paths", "flattened"):
+    if method == "paths" or (method == "flattened" and not mask_refusal(target)):
         return method
     support = tree_support(target)
-    reason = support.reason or probe_support(target, probe)
+    reason = support.reason or mask_refusal(target) or probe_support(target, probe)
     if not reason:
         return "tree" if method == "auto" else method
     if method == "auto":
         return "paths"
     num_leaves = len(tree.leaves())
+    port = ", or register a port" if support.has_unported_states else ""
     cost = format_bytes(describe_cache(cache).num_bytes * num_leaves)
     raise ValueError(
         f"method={method!r} would not be exact on {type(target).__name__}: {reason}. Use method='paths', which costs "
-        f"{num_leaves} batch rows and {cost} of cache copies for this tree, or register a port."
+        f"{num_leaves} batch rows and {cost} of cache copies for this tree{port}."
     )
