@@ -38,14 +38,14 @@ class Seeds:
 class TargetTraining:
     """Target: steps, schedule and mixture (share of chat sequences before and after the half)."""
 
-    num_steps: int = 2500
+    num_steps: int = 4000
     batch_size: int = 8
     learning_rate: float = 4e-3
     weight_decay: float = 0.05
     flat_share: float = 0.4
     warmup_steps: int = 40
-    chat_share_early: float = 0.65
-    chat_share_late: float = 0.8
+    chat_share_early: float = 0.75
+    chat_share_late: float = 0.9
     checkpoint_every: int = 200
 
 

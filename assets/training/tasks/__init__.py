@@ -25,20 +25,20 @@ from .base import Kind, Task
 
 __all__ = ["KINDS", "Kind", "Task", "draw_task", "draw_tasks"]
 
-# The weights give the kinds that need calculation more training text than those that only copy.
+# The weights give the kinds that need calculation or exact copying more training text than the others.
 KINDS: dict[str, Kind] = {
     "arithmetic": Kind(arithmetic.make, arithmetic.check, weight=2.0),
     "units": Kind(measures.make, measures.check),
-    "sequences": Kind(sequences.make, sequences.check, weight=1.3),
+    "sequences": Kind(sequences.make, sequences.check, weight=1.5),
     "calendar": Kind(calendar.make, calendar.check, weight=1.2),
-    "number_lists": Kind(lists.make_numbers, lists.check_numbers, weight=1.5),
-    "word_lists": Kind(lists.make_words, lists.check_words),
-    "code": Kind(code.make, code.check, weight=1.2),
+    "number_lists": Kind(lists.make_numbers, lists.check_numbers, weight=2.0),
+    "word_lists": Kind(lists.make_words, lists.check_words, weight=1.5),
+    "code": Kind(code.make, code.check),
     "facts": Kind(facts.make, facts.check, weight=1.2),
-    "stories": Kind(stories.make, stories.check, weight=0.8),
-    "rewriting": Kind(rewriting.make, rewriting.check),
-    "formatting": Kind(formatting.make, formatting.check),
-    "messages": Kind(messages.make, messages.check, weight=0.7),
+    "stories": Kind(stories.make, stories.check, weight=0.6),
+    "rewriting": Kind(rewriting.make, rewriting.check, weight=1.2),
+    "formatting": Kind(formatting.make, formatting.check, weight=1.3),
+    "messages": Kind(messages.make, messages.check, weight=0.5),
 }
 
 

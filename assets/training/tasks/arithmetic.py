@@ -23,9 +23,9 @@ def _task(story: str, numbers: tuple, prompt: str, answer: str, result: int) -> 
 
 
 def _gain_and_give(rng, name, friend, things) -> Task:
-    start, gained = rng.randint(2, 20), rng.randint(2, 20)
+    start, gained = rng.randint(2, 12), rng.randint(2, 12)
     total = start + gained
-    given = rng.randint(2, min(20, total - 1))
+    given = rng.randint(2, min(12, total - 1))
     left = total - given
     prompt, answer = rng.choice(
         [
@@ -49,7 +49,7 @@ def _gain_and_give(rng, name, friend, things) -> Task:
 
 
 def _boxes(rng, name, friend, things) -> Task:
-    boxes, each, more = rng.randint(2, 9), rng.randint(2, 9), rng.randint(2, 15)
+    boxes, each, more = rng.randint(2, 5), rng.randint(2, 9), rng.randint(2, 9)
     packed = boxes * each
     total = packed + more
     prompt, answer = rng.choice(
@@ -72,7 +72,7 @@ def _boxes(rng, name, friend, things) -> Task:
 
 
 def _shopping(rng, name, friend, things) -> Task:
-    count, price = rng.randint(2, 9), rng.randint(2, 9)
+    count, price = rng.randint(2, 5), rng.randint(2, 9)
     cost = count * price
     paid = rng.choice([note for note in (20, 50, 100) if note > cost])
     change = paid - cost
@@ -97,7 +97,7 @@ def _shopping(rng, name, friend, things) -> Task:
 
 
 def _sharing(rng, name, friend, things) -> Task:
-    people, each, found = rng.randint(2, 9), rng.randint(2, 9), rng.randint(2, 15)
+    people, each, found = rng.randint(2, 5), rng.randint(2, 9), rng.randint(2, 9)
     total = people * each
     result = each + found
     prompt, answer = rng.choice(

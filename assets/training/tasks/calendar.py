@@ -67,8 +67,8 @@ def _month(rng: random.Random) -> Task:
 
 
 def _clock(rng: random.Random) -> Task:
-    hour, minute = rng.randint(6, 18), rng.choice([0, 10, 15, 20, 30, 40, 45])
-    hours, minutes = rng.randint(1, 4), rng.choice([5, 10, 15, 20, 30, 45])
+    hour, minute = rng.randint(6, 18), rng.choice([0, 15, 30, 45])
+    hours, minutes = rng.randint(1, 3), rng.choice([15, 30])
     event = rng.choice(["film", "concert", "lesson", "train ride", "meeting", "hike"])
     name = rng.choice(NAMES)
     between = (hour + hours) * 60 + minute

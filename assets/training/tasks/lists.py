@@ -9,11 +9,11 @@ POOLS = {"fruits": FRUITS, "animals": ANIMALS, "tools": TOOLS, "colours": COLOUR
 
 
 def make_numbers(rng: random.Random) -> Task:
-    """A list of 4 to 6 distinct numbers below 50 and one of five wishes."""
-    numbers = rng.sample(range(1, 50), rng.randint(4, 6))
+    """A list of 3 or 4 distinct numbers up to 20 and one of six wishes."""
+    numbers = rng.sample(range(1, 21), rng.randint(3, 4))
     shown = ", ".join(map(str, numbers))
     operation = rng.choice(["ascending", "descending", "reversed", "even", "odd", "larger"])
-    limit = rng.randint(10, 35)
+    limit = rng.randint(5, 15)
     prompt, lead, result, tail = {
         "ascending": lambda: _sorted_numbers(rng, numbers, shown, descending=False),
         "descending": lambda: _sorted_numbers(rng, numbers, shown, descending=True),
@@ -41,9 +41,9 @@ def check_numbers(task: Task, text: str) -> bool:
 
 
 def make_words(rng: random.Random) -> Task:
-    """A list of 4 to 6 words from one pool and one of five wishes."""
+    """A list of 3 to 5 words from one pool and one of five wishes."""
     pool_name = rng.choice(list(POOLS))
-    words = rng.sample(POOLS[pool_name], rng.randint(4, 6))
+    words = rng.sample(POOLS[pool_name], rng.randint(3, 5))
     shown = ", ".join(words)
     operation = rng.choice(["alphabetical", "reversed", "numbered", "without", "ends"])
     left_out = rng.choice(words)

@@ -11,13 +11,13 @@ FACTORS = (
     ("days", "hours", 24, 7),
     ("weeks", "days", 7, 12),
     ("years", "months", 12, 9),
-    ("metres", "centimetres", 100, 30),
-    ("kilometres", "metres", 1000, 30),
-    ("kilograms", "grams", 1000, 30),
-    ("litres", "millilitres", 1000, 30),
+    ("metres", "centimetres", 100, 12),
+    ("kilometres", "metres", 1000, 12),
+    ("kilograms", "grams", 1000, 12),
+    ("litres", "millilitres", 1000, 12),
     ("feet", "inches", 12, 9),
     ("dozens", "pieces", 12, 9),
-    ("euros", "cents", 100, 30),
+    ("euros", "cents", 100, 12),
 )
 
 

@@ -7,19 +7,19 @@ from .base import Task, equations_hold, integers_in, last_sentence, sentence_lis
 
 def make(rng: random.Random) -> Task:
     rule = rng.choices(["up", "down", "double"], weights=[5, 4, 1])[0]
-    step = 2 if rule == "double" else rng.randint(2, 9)
+    step = 2 if rule == "double" else rng.randint(2, 6)
     if rule == "up":
-        first = rng.randint(1, 20)
+        first = rng.randint(1, 30)
         terms = [first + index * step for index in range(7)]
         why = f"Each number is {step} more than the one before it."
         sign, amount = "+", step
     elif rule == "down":
-        last = rng.randint(1, 20)
+        last = rng.randint(1, 30)
         terms = [last + index * step for index in reversed(range(7))]
         why = f"Each number is {step} less than the one before it."
         sign, amount = "-", step
     else:
-        first = rng.randint(1, 9)
+        first = rng.randint(1, 6)
         terms = [first * 2**index for index in range(7)]
         why = "Each number is twice the one before it."
         sign, amount = "×", 2
