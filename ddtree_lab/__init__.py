@@ -17,6 +17,7 @@ _HOMES = {
     "ddtree_lab.drafter": ("DFlashConfig", "DFlashDrafter", "DrafterContext"),
     "ddtree_lab.environment": ("describe_environment",),
     "ddtree_lab.generate_hook": ("DDTree",),
+    "ddtree_lab.inspection": ("Inspection", "inspect_model"),
     "ddtree_lab.loading": ("load_pair",),
     "ddtree_lab.ngram": ("NgramDrafter",),
     "ddtree_lab.pair": ("Pair", "Prompt", "bundled_prompts"),
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from ddtree_lab.drafter import DFlashConfig, DFlashDrafter, DrafterContext
     from ddtree_lab.environment import describe_environment
     from ddtree_lab.generate_hook import DDTree
+    from ddtree_lab.inspection import Inspection, inspect_model
     from ddtree_lab.loading import load_pair
     from ddtree_lab.ngram import NgramDrafter
     from ddtree_lab.pair import Pair, Prompt, bundled_prompts

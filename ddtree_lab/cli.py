@@ -18,6 +18,7 @@ from ddtree_lab import __version__
 
 COMMANDS = {
     "run": "decode with every method, compare, and draw a round's tree",
+    "inspect": "a model from its config alone: layers, caches, bytes, the exact verify method",
     "env": "versions, kernels, devices, and what each implies",
 }
 EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
