@@ -22,6 +22,7 @@ _HOMES = {
     "ddtree_lab.ngram": ("NgramDrafter",),
     "ddtree_lab.pair": ("Pair", "Prompt", "bundled_prompts"),
     "ddtree_lab.presets": ("Preset", "bundled_presets", "find_preset"),
+    "ddtree_lab.plan": ("MemoryPlan", "plan_memory"),
     "ddtree_lab.recurrent.ports": ("register_port",),
     "ddtree_lab.session": ("Session",),
     "ddtree_lab.stages.cache": ("describe_cache", "fork_cache", "make_cache"),
@@ -33,6 +34,7 @@ _HOMES = {
     "ddtree_lab.stages.tree": ("DraftTree", "build_chain", "build_tree"),
     "ddtree_lab.stages.verify": ("Verification", "verify_tree"),
     "ddtree_lab.stages.walk": ("Walk", "walk_tree"),
+    "ddtree_lab.synth": ("Synthesis", "synthesise"),
     "ddtree_lab.trace": ("Round", "Trace"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
     from ddtree_lab.ngram import NgramDrafter
     from ddtree_lab.pair import Pair, Prompt, bundled_prompts
     from ddtree_lab.presets import Preset, bundled_presets, find_preset
+    from ddtree_lab.plan import MemoryPlan, plan_memory
     from ddtree_lab.recurrent.ports import register_port
     from ddtree_lab.session import Session
     from ddtree_lab.stages.cache import describe_cache, fork_cache, make_cache
@@ -74,4 +77,5 @@ if TYPE_CHECKING:
     from ddtree_lab.stages.tree import DraftTree, build_chain, build_tree
     from ddtree_lab.stages.verify import Verification, verify_tree
     from ddtree_lab.stages.walk import Walk, walk_tree
+    from ddtree_lab.synth import Synthesis, synthesise
     from ddtree_lab.trace import Round, Trace

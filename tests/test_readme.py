@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddtree_lab.cli import make_parser
+from ddtree_lab.cli import COMMANDS, make_parser
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -38,4 +38,4 @@ def test_every_file_it_names_exists():
     assert len(modules) > 15
     assert set(modules) <= found
     unnamed = {name for name in found if not name.startswith("__")} - set(modules)
-    assert unnamed <= {"env.py", "run.py"}
+    assert unnamed <= {f"{command}.py" for command in COMMANDS}
