@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # Versions of transformers, each in a folder that shadows the one of .venv; the rest of .venv is shared.
 MATRIX := 5.8.0 5.17.0 newest
 MATRIX_TESTS := $(addprefix tests/test_,$(addsuffix .py,backends cache commit decode drafter embedding exactness \
-	generate_hook leaks loading offload ports published_drafters recurrent session))
+	generate_hook leaks loading offload ports published_drafters recurrent session tensor_parallel))
 HUB_1 := 'huggingface-hub<2.0' httpx httpcore certifi sniffio
 PACKAGES_5.8.0 := transformers==5.8.0 'tokenizers<0.23' $(HUB_1)
 PACKAGES_5.17.0 := transformers==5.17.0 $(HUB_1)

@@ -104,11 +104,16 @@ def resolve_embeddings(target: PreTrainedModel) -> EmbeddingPath:
         found[role] = module
     paths = {role: _path_of(target, module) for role, module in found.items()}
     # Compared by storage: a tied model may hold one Parameter twice, or two views of one storage.
-    tied = found["input"].weight.data_ptr() == found["output"].weight.data_ptr() != 0
+    tied = _address(found["input"].weight) == _address(found["output"].weight) != 0
     # On the meta device all pointers are 0, and accelerate gives every offloaded module a weight of its own.
     tied = tied or found["input"].weight is found["output"].weight
     tied = tied or f"{paths['output']}.weight" in (getattr(target, "all_tied_weights_keys", None) or {})
     return EmbeddingPath(paths["input"], paths["output"], found["input"], found["output"], bool(tied))
+
+
+def _address(weight: Any) -> int:
+    local = weight.to_local() if hasattr(weight, "to_local") else weight  # this process's part of a split one
+    return local.data_ptr()
 
 
 def _path_of(root: nn.Module, wanted: nn.Module) -> str:
