@@ -21,8 +21,8 @@ _HOMES = {
     "ddtree_lab.loading": ("load_pair",),
     "ddtree_lab.ngram": ("NgramDrafter",),
     "ddtree_lab.pair": ("Pair", "Prompt", "bundled_prompts"),
-    "ddtree_lab.presets": ("Preset", "bundled_presets", "find_preset"),
     "ddtree_lab.plan": ("MemoryPlan", "plan_memory"),
+    "ddtree_lab.presets": ("Preset", "bundled_presets", "find_preset"),
     "ddtree_lab.recurrent.ports": ("register_port",),
     "ddtree_lab.session": ("Session",),
     "ddtree_lab.stages.cache": ("describe_cache", "fork_cache", "make_cache"),
@@ -64,8 +64,8 @@ if TYPE_CHECKING:
     from ddtree_lab.loading import load_pair
     from ddtree_lab.ngram import NgramDrafter
     from ddtree_lab.pair import Pair, Prompt, bundled_prompts
-    from ddtree_lab.presets import Preset, bundled_presets, find_preset
     from ddtree_lab.plan import MemoryPlan, plan_memory
+    from ddtree_lab.presets import Preset, bundled_presets, find_preset
     from ddtree_lab.recurrent.ports import register_port
     from ddtree_lab.session import Session
     from ddtree_lab.stages.cache import describe_cache, fork_cache, make_cache

@@ -25,6 +25,7 @@ from ddtree_lab.footprint import (
     round_needs,
 )
 from ddtree_lab.inspection import torch_dtype
+from ddtree_lab.loading import NGRAM
 from ddtree_lab.records import Record
 from ddtree_lab.stages.embedding import resolve_embeddings
 from ddtree_lab.stages.forward import decoder_layers
@@ -80,6 +81,7 @@ class Placement:
 
     Args:
         quantization: `None`, `"8bit"` or `"4bit"`, as `load_pair` takes it.
+        strategy: `"auto"` (balanced), `"sequential"` (each device filled before the next), or `"one"` device.
         weights: bytes of the target's weights.
         converted: share of the parameters that are quantised; experts that are kept as one tensor are not.
         needed: bytes of everything, on all devices together.
@@ -88,6 +90,7 @@ class Placement:
     """
 
     quantization: str | None
+    strategy: str
     fits: bool
     weights: int
     converted: float
@@ -177,7 +180,7 @@ def plan_memory(
     Args:
         target: a bundled preset, a folder or a hub id.
         memory: of each device, `"48GB"` or bytes; GB is read as cards are labelled, 1024³ bytes.
-        drafter: the same kinds of names; a preset brings its own.
+        drafter: the same kinds of names, or `"ngram"`, which takes no memory; a preset brings its own.
         dtype: of the target's unquantised weights; the checkpoint's own if not given.
         tree_budget: drafted nodes of a round.
         context: tokens of the prompt and the text so far.
@@ -197,7 +200,7 @@ def plan_memory(
     preset = blueprint.preset
     drafter = drafter or (preset.drafter_id if preset else None)
     draft_model = None
-    if drafter is not None:
+    if drafter not in (None, NGRAM):
         draft_model = build_weightless_drafter(
             read_drafter_config(drafter, local_files_only=local_files_only)
         )
@@ -246,6 +249,11 @@ class _Site:
     reserve: int
 
     def place(self, quantization: str | None) -> Placement:
+        """Balanced where that fits; devices of unequal size may have to be filled one after the other."""
+        balanced = self._place(quantization, "auto")
+        return balanced if balanced.fits or len(self.memory) == 1 else self._place(quantization, "sequential")
+
+    def _place(self, quantization: str | None, strategy: str) -> Placement:
         """Ask the planner with what the rest leaves free, until the whole fits or the planner gives up."""
         sizes = parameter_bytes(self.target, quantization)
         weights = round(sum(sizes.values()))
@@ -254,7 +262,7 @@ class _Site:
         budget = {i: max(0, size - shared) for i, size in enumerate(self.memory)}
         budget[0] = max(0, budget[0] - self._drafter_bytes())  # the planner begins with the embedding, there
         for _ in range(MAX_ATTEMPTS):
-            device_map = self._device_map(budget, quantization)
+            device_map = self._device_map(budget, quantization, strategy)
             devices = self._devices(device_map, sizes, quantization)
             is_placed = set(device_map.values()) <= set(budget)
             if not is_placed or all(device.free >= 0 for device in devices):
@@ -262,6 +270,7 @@ class _Site:
             budget = {d.device: max(0, budget[d.device] + min(0, d.free)) for d in devices}
         return Placement(
             quantization=quantization,
+            strategy=strategy if len(self.memory) > 1 else "one",
             fits=is_placed and all(device.free >= 0 for device in devices),
             weights=weights,
             converted=self._share_converted() if quantization else 0.0,
@@ -271,7 +280,9 @@ class _Site:
             max_memory=budget,
         )
 
-    def _device_map(self, budget: Mapping[int, int], quantization: str | None) -> dict[str, Device]:
+    def _device_map(
+        self, budget: Mapping[int, int], quantization: str | None, strategy: str
+    ) -> dict[str, Device]:
         if len(budget) == 1:
             return {"": 0}  # nothing to split; the planner would keep a layer's room for offloading
         smaller = quantized_weights(self.target) if quantization else ()
@@ -279,8 +290,10 @@ class _Site:
         kept_whole = list(self.target._no_split_modules or ())
         options = dict(no_split_module_classes=kept_whole, special_dtypes=special)
         with _devices_elsewhere():
-            balanced = get_balanced_memory(self.target, max_memory=dict(budget), **options)
-            return dict(infer_auto_device_map(self.target, max_memory=balanced, **options))
+            share = dict(budget)
+            if strategy == "auto":
+                share = get_balanced_memory(self.target, max_memory=share, **options)
+            return dict(infer_auto_device_map(self.target, max_memory=share, **options))
 
     def _devices(
         self, device_map: Mapping[str, Device], sizes: Mapping[str, float], quantization: str | None

@@ -189,7 +189,7 @@ def _check_disk(root: Path, num_bytes: int) -> None:
 
 def _write_small_files(root: Path, configs: PairConfigs, target: PreTrainedModel) -> None:
     target.config.architectures = configs.target["architectures"]
-    write_atomically(root / "target" / "config.json", target.config.to_json_string(use_diff=False))
+    write_atomically(root / "target" / "config.json", target.config.to_json_string())
     generation = GenerationConfig(**configs.generation)
     write_atomically(root / "target" / "generation_config.json", generation.to_json_string())
     for name in TOKENIZER_FILES:

@@ -54,7 +54,9 @@ def read_blueprint(name: str, *, local_files_only: bool | None = None) -> Bluepr
         return Blueprint(preset.name, preset.target_config(), "preset", preset)
     is_folder = Path(name).is_dir()
     try:
-        config = AutoConfig.from_pretrained(name, local_files_only=is_folder or bool(local_files_only))
+        config = AutoConfig.from_pretrained(
+            name, local_files_only=is_folder or bool(local_files_only), trust_remote_code=False
+        )
     except (OSError, ValueError) as error:
         raise ValueError(f"{name!r}: {_first_sentence(error)} {_suggestion(name)}") from error
     if any("DFlash" in architecture for architecture in config.architectures or ()):
@@ -95,7 +97,7 @@ def build_weightless(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrained
     has_text_model = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
     auto_class = AutoModelForCausalLM if has_text_model else AutoModelForImageTextToText
     with torch.device("meta"):
-        return auto_class.from_config(config, dtype=dtype).eval()
+        return auto_class.from_config(config, dtype=dtype, trust_remote_code=False).eval()
 
 
 def build_weightless_drafter(config: DFlashConfig, dtype: torch.dtype = torch.bfloat16) -> DFlashDrafter:

@@ -139,6 +139,14 @@ def test_a_folder_of_a_synthetic_multimodal_checkpoint_is_its_text_model(tmp_pat
     assert told.layer_counts == {"linear_attention": 6, "full_attention": 2}
 
 
+def test_code_in_a_folder_is_not_run(tmp_path):
+    config = {"model_type": "mine", "auto_map": {"AutoConfig": "mine.MyConfig"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "mine.py").write_text("raise SystemExit('it was run')")
+    with pytest.raises(ValueError, match=r"remote_code|custom code"):
+        inspect_model(str(tmp_path))
+
+
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_report_fits_the_page(width):
     text = inspect_model("qwen3-8b").to_text(width=width)

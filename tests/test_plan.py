@@ -199,6 +199,21 @@ def test_everything_is_counted_once():
     assert plan.needs.verify.snapshots >= 65 * states > 20 * plan.needs.verify.factors
 
 
+def test_unequal_devices_are_filled_one_after_the_other_where_a_balance_does_not_fit():
+    plan = plan_memory("qwen3-4b", ["8GB", "3GB"], "ngram", context=16)
+    assert plan.placements[0].fits and plan.placements[0].strategy == "sequential"
+    first, second = plan.placements[0].devices
+    assert 0 < len(second.layers) < len(first.layers)
+    assert 'device_map="sequential"' in str(plan)
+    assert plan_memory("qwen3-4b", ["9GB", "9GB"], "ngram", context=16).placements[0].strategy == "auto"
+
+
+def test_an_ngram_drafter_takes_no_memory():
+    plan = plan_memory("qwen3-4b", ["8GB"], "ngram", context=16)
+    assert plan.placements[0].devices[0].drafter == plan.needs.draft == plan.needs.verify.taps == 0
+    assert 'dl.load_pair("Qwen/Qwen3-4B", "ngram"' in str(plan)
+
+
 def test_in_4_bit_a_weight_is_dequantised_while_it_is_used():
     plan = plan_memory("qwen3.6-27b", ["24GB"])
     eight, four = plan.placements[1].devices[0], plan.placements[2].devices[0]

@@ -96,6 +96,8 @@ def _command(plan: MemoryPlan, placement: Placement) -> Text:
     options = [f'"{plan.target}"', *([f'"{plan.drafter}"'] if plan.drafter else [])]
     if len(placement.devices) > 1:
         memory = ", ".join(f'{device}: "{size // 2**20}MiB"' for device, size in placement.max_memory.items())
+        if placement.strategy != "auto":
+            options.append(f'device_map="{placement.strategy}"')
         options.append(f"max_memory={{{memory}}}")
     else:
         options.append('device_map={"": 0}')
