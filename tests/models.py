@@ -54,12 +54,13 @@ def hybrid(
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
     family: str = "qwen3_5",
+    head_dim: int = 16,
 ) -> torch.nn.Module:
     """A random Gated DeltaNet hybrid: three linear layers to one full-attention layer."""
     torch.manual_seed(seed)
     shape = dict(
         vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=num_layers,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=head_dim,
         linear_num_key_heads=key_heads, linear_num_value_heads=value_heads,
         linear_key_head_dim=8, linear_value_head_dim=12, linear_conv_kernel_dim=kernel,
         max_position_embeddings=4096, tie_word_embeddings=False,

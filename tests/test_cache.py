@@ -121,6 +121,32 @@ def test_an_unsuitable_cache_is_refused(method):
     check_refused(dense(), filled_cache(dense(window=5), random_ids(4)), "cache layer 1 is a", method=method)
 
 
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (lambda: hybrid(value_heads=2), r"cache layer 0 holds conv_states.* of \[56, 4\] .*are \[80, 4\]"),
+        (lambda: hybrid(kernel=5), r"cache layer 0 holds conv_states.* of \[80, 5\] .*are \[80, 4\]"),
+        (lambda: hybrid(head_dim=8), r"cache layer 3 holds keys of \[2, 8\] .*are \[2, 16\]"),
+    ],
+    ids=["value heads", "kernel", "width of a head"],
+)
+def test_a_cache_filled_by_a_model_of_other_sizes_is_refused(other, message, method):
+    target = hybrid()
+    filled_cache(target, random_ids(4))
+    check_refused(target, filled_cache(other(), random_ids(4)), f"{message}.*another model", method=method)
+
+
+def test_the_kinds_of_a_cache_are_found_once_a_model(monkeypatch):
+    target, made = hybrid(), []
+    cache = filled_cache(target, random_ids(4))
+    verify_tree(target, cache, random_tree("bushy", 8))
+    monkeypatch.setattr("ddtree_lab.stages.cache.make_cache", lambda target: made.append(target))
+    verification = verify_tree(target, cache, random_tree("bushy", 8))
+    commit_path(target, cache, verification, [0])
+    assert not made
+
+
 def test_a_static_cache_is_refused():
     target = dense()
     cache = StaticCache(config=target.config, max_cache_len=32)

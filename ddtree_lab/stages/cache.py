@@ -8,6 +8,7 @@ and `check_cache` refuses a cache that does not fit before a later stage trips o
 from __future__ import annotations
 
 import copy
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -126,11 +127,41 @@ def layer_kinds(target: PreTrainedModel) -> list[str]:
     """The kind of each layer that has a cache, `"full_attention"` where the config does not say."""
     config = text_config(target)
     kinds = getattr(config, "layer_types", None)
-    count = len(make_cache(target).layers) or config.num_hidden_layers
+    count = len(_layer_classes(target)) or config.num_hidden_layers
     if kinds is None:
         kind = "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"
         return [kind] * count
     return list(kinds)[:count]
+
+
+_classes: weakref.WeakKeyDictionary[PreTrainedModel, tuple[type, ...]] = weakref.WeakKeyDictionary()
+
+
+def _layer_classes(target: PreTrainedModel) -> tuple[type, ...]:
+    """The class of each layer of a cache made for `target`; asked for in every stage, so found once a model."""
+    if target not in _classes:
+        _classes[target] = tuple(type(layer) for layer in make_cache(target).layers)
+    return _classes[target]
+
+
+_sizes: weakref.WeakKeyDictionary[PreTrainedModel, list[dict[str, tuple[int, ...]]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def learn_sizes(target: PreTrainedModel, cache: Cache) -> None:
+    """Remember the sizes of a cache that `target` has just filled: what `check_cache` holds others against."""
+    if target not in _sizes:
+        _sizes[target] = [_layer_sizes(layer) for layer in cache.layers]
+
+
+def _layer_sizes(layer: Any) -> dict[str, tuple[int, ...]]:
+    """Sizes of a layer's tensors that depend on neither batch nor tokens: heads and widths."""
+    rows = ("keys", "values")  # [batch, heads, tokens, width]
+    return {
+        name: (t.shape[1], t.shape[-1]) if name in rows else tuple(t.shape[1:])
+        for name, t in layer_tensors(layer).items()
+    }
 
 
 def _kind_of(layer: Any) -> str:
@@ -174,34 +205,40 @@ def check_cache(target: PreTrainedModel, cache: Any, *, filled: bool = True) -> 
     """
     if not isinstance(cache, Cache):
         raise TypeError(f"cache is a {type(cache).__name__}; make one with make_cache(target).")
-    expected = make_cache(target)
-    found = len(cache.layers)
+    expected, found = _layer_classes(target), len(cache.layers)
     if filled and cache_length(cache) == 0 and not _has_state(cache):
         bare = " It was made without the target's config, so it has no layers." if found == 0 else ""
         raise ValueError(
             f"cache is empty.{bare} Make it with make_cache(target) and prefill the prompt into it."
         )
-    if found == 0 and any(type(layer) is not DynamicLayer for layer in expected.layers):
+    if found == 0 and any(layer_class is not DynamicLayer for layer_class in expected):
         raise ValueError(
             "cache has no layers: it was made without the target's config, which says that they are not all "
             "alike. Make it with make_cache(target)."
         )
-    if found != len(expected.layers) and (found or filled):
+    if found != len(expected) and (found or filled):
         raise ValueError(
-            f"cache has {found} layers, the target has {len(expected.layers)}; make it with make_cache(target)."
+            f"cache has {found} layers, the target has {len(expected)}; make it with make_cache(target)."
         )
-    for i, (have, want) in enumerate(zip(cache.layers, expected.layers, strict=False)):
+    for i, (have, want) in enumerate(zip(cache.layers, expected, strict=False)):
         if isinstance(have, (StaticLayer, QuantizedLayer)):
             raise ValueError(
                 f"cache layer {i} is a {type(have).__name__}, which writes in place; the stages need a "
                 "dynamic cache: make it with make_cache(target)."
             )
-        if type(have) is not type(want):
+        if type(have) is not want:
             raise ValueError(
                 f"cache layer {i} is a {type(have).__name__}, but this {layer_kinds(target)[i]} layer needs a "
-                f"{type(want).__name__}; a cache made without the target's config gives every layer the "
+                f"{want.__name__}; a cache made without the target's config gives every layer the "
                 "same class. Make it with make_cache(target)."
             )
+    for i, (have, sizes) in enumerate(zip(cache.layers, _sizes.get(target, ()), strict=False)):
+        for name, size in _layer_sizes(have).items():
+            if size != sizes.get(name, size):
+                raise ValueError(
+                    f"cache layer {i} holds {name} of {list(size)} (heads and widths), the target's are "
+                    f"{list(sizes[name])}; another model has filled it. Make it with make_cache(target)."
+                )
 
 
 def _has_state(cache: Cache) -> bool:

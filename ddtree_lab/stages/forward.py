@@ -17,7 +17,7 @@ from transformers.cache_utils import Cache
 from ddtree_lab.compat import cache_keyword, forward_kwargs, text_config
 from ddtree_lab.offload import execution_device, pass_through
 from ddtree_lab.records import Record
-from ddtree_lab.stages.cache import cache_length, check_cache
+from ddtree_lab.stages.cache import cache_length, check_cache, learn_sizes
 from ddtree_lab.stages.support import tree_support
 
 
@@ -160,4 +160,5 @@ def prefill(
         out = continue_target(target, input_ids, cache, tap_layer_ids, logits_to_keep=1)
     else:
         out = run_target(target, input_ids, cache, tap_layer_ids, logits_to_keep=1)
+        learn_sizes(target, cache)
     return TargetOutput(out.logits[:, -1:], out.taps)
