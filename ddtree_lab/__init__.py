@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 _HOMES = {
     "ddtree_lab.decode": ("Generation", "generate"),
+    "ddtree_lab.doctor.diagnose": ("diagnose",),
+    "ddtree_lab.doctor.port": ("Port", "TransformersPort"),
+    "ddtree_lab.doctor.report": ("Finding", "Report"),
     "ddtree_lab.drafter": ("DFlashConfig", "DFlashDrafter", "DrafterContext"),
     "ddtree_lab.environment": ("describe_environment",),
     "ddtree_lab.generate_hook": ("DDTree",),
@@ -57,6 +60,9 @@ def __dir__() -> list[str]:
 
 if TYPE_CHECKING:
     from ddtree_lab.decode import Generation, generate
+    from ddtree_lab.doctor.diagnose import diagnose
+    from ddtree_lab.doctor.port import Port, TransformersPort
+    from ddtree_lab.doctor.report import Finding, Report
     from ddtree_lab.drafter import DFlashConfig, DFlashDrafter, DrafterContext
     from ddtree_lab.environment import describe_environment
     from ddtree_lab.generate_hook import DDTree

@@ -18,6 +18,7 @@ from ddtree_lab import __version__
 
 COMMANDS = {
     "run": "decode with every method, compare, and draw a round's tree",
+    "doctor": "is it the drafter or the port, and where",
     "inspect": "a model from its config alone: layers, caches, bytes, the exact verify method",
     "plan": "would a pair fit, how would it be split, with which quantization",
     "synth": "random checkpoints of a target and its drafter in the published format",

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import models
 import torch
 
+from ddtree_lab.compat import text_config
 from ddtree_lab.drafter import DFlashConfig, DFlashDrafter, DrafterContext
 from ddtree_lab.pair import Pair
 from ddtree_lab.stages.draft import Draft
@@ -19,7 +20,7 @@ def random_drafter(target: torch.nn.Module, seed: int = 1) -> DFlashDrafter:
     config = DFlashConfig(
         hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
         head_dim=8, vocab_size=models.VOCAB, block_size=BLOCK_SIZE, target_layer_ids=(0, 2),
-        mask_token_id=models.VOCAB - 1, num_target_layers=target.config.num_hidden_layers,
+        mask_token_id=models.VOCAB - 1, num_target_layers=text_config(target).num_hidden_layers,
     )  # fmt: skip
     return DFlashDrafter(config).to(target.dtype).eval().requires_grad_(False)
 

@@ -1,0 +1,1 @@
+"""The port doctor: is it the drafter or the port, and where."""

@@ -1,0 +1,328 @@
+"""Mistakes between the drafted tree and the target's logits: cache, mask, positions, recurrences."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+from ddtree_lab.compat import is_recurrent, iter_states, set_state
+from ddtree_lab.doctor import port as port_module
+from ddtree_lab.doctor.bugs.base import ATTENTION, RECURRENT, Bug, BuggyPort, replaced
+from ddtree_lab.pair import Pair
+from ddtree_lab.recurrent import ports as recurrent_ports
+from ddtree_lab.recurrent.topology import TreeTopology
+from ddtree_lab.stages import verify as verify_module
+from ddtree_lab.stages.cache import make_cache
+from ddtree_lab.stages.mask import TreeMask
+from ddtree_lab.stages.support import tree_support
+from ddtree_lab.stages.tree import DraftTree
+from ddtree_lab.stages.verify import exact_method, fingerprint
+
+Switch = AbstractContextManager[None]
+
+
+def no_mask(pair: Pair) -> str:
+    return "" if exact_method(pair.target) == "tree" else "this target is verified by paths, without a mask"
+
+
+def no_recurrence(pair: Pair) -> str:
+    modules = tree_support(pair.target).modules
+    return no_mask(pair) or ("" if modules else "the target has no recurrent layers")
+
+
+def no_bare_cache(pair: Pair) -> str:
+    alike = all(type(layer) is DynamicLayer for layer in make_cache(pair.target).layers)
+    return "the layers of this target's cache are all alike, so a bare cache fits" if alike else ""
+
+
+def chain_of(tree: DraftTree) -> DraftTree:
+    """The tree's nodes in storage order, each the parent of the next: what a port sees that ignores the tree."""
+    return DraftTree.from_parents(tree.token_ids, np.arange(-1, tree.num_nodes - 1))
+
+
+def bare_cache(port: BuggyPort) -> Switch:
+    return replaced(port_module, "make_cache", lambda _: lambda target: DynamicCache())
+
+
+def flattened(port: BuggyPort) -> Switch:
+    return replaced(port, "verify_method", lambda _: "flattened")
+
+
+def _mask_bug(change: Any) -> Any:
+    """A switch that changes each mask as it is built: `change(mask, tree, build, port)`."""
+
+    def switch(port: BuggyPort) -> Switch:
+        def make(build: Any) -> Any:
+            def built(tree: DraftTree, *args: Any, **kwargs: Any) -> TreeMask:
+                return change(
+                    build(tree, *args, **kwargs), tree, lambda other: build(other, *args, **kwargs), port
+                )
+
+            return built
+
+        return replaced(port_module, "build_mask", make)
+
+    return switch
+
+
+def _each(mask: TreeMask, change: Any) -> TreeMask:
+    """The mask with `change` applied to the full one and to the windowed ones."""
+    windowed = {window: change(part) for window, part in mask.windowed.items()}
+    return replace(mask, additive=change(mask.additive), windowed=windowed)
+
+
+def _siblings_visible(mask: TreeMask, tree: DraftTree, build: Any, port: BuggyPort) -> TreeMask:
+    return replace(build(chain_of(tree)), position_ids=mask.position_ids)
+
+
+def _inverted(mask: TreeMask, tree: DraftTree, build: Any, port: BuggyPort) -> TreeMask:
+    lowest = torch.finfo(mask.additive.dtype).min
+    return _each(mask, lambda part: torch.where(part == 0, lowest, 0.0).to(part.dtype))
+
+
+def _bool_added(mask: TreeMask, tree: DraftTree, build: Any, port: BuggyPort) -> TreeMask:
+    return _each(mask, lambda part: (part == 0).to(part.dtype))
+
+
+def _too_narrow(mask: TreeMask, tree: DraftTree, build: Any, port: BuggyPort) -> TreeMask:
+    return _each(mask, lambda part: part[..., 1:])
+
+
+def _newest_hidden(mask: TreeMask, tree: DraftTree, build: Any, port: BuggyPort) -> TreeMask:
+    def hide(part: torch.Tensor) -> torch.Tensor:
+        newest = part.shape[-1] - tree.num_nodes - 1
+        hidden = part.clone()
+        if newest >= 0:
+            hidden[..., newest] = torch.finfo(part.dtype).min
+        return hidden
+
+    return _each(mask, hide)
+
+
+def _stale(mask: TreeMask, tree: DraftTree, build: Any, port: BuggyPort) -> TreeMask:
+    earlier = port.memory.get("tree")
+    port.memory["tree"] = tree
+    if earlier is None or earlier.num_nodes != tree.num_nodes:
+        return mask
+    return replace(build(earlier), position_ids=mask.position_ids)
+
+
+def _positions_by_index(mask: TreeMask, tree: DraftTree, build: Any, port: BuggyPort) -> TreeMask:
+    return replace(mask, position_ids=build(chain_of(tree)).position_ids)
+
+
+def _positions_late(mask: TreeMask, tree: DraftTree, build: Any, port: BuggyPort) -> TreeMask:
+    return replace(mask, position_ids=mask.position_ids + 1)
+
+
+def one_position_axis(port: BuggyPort) -> Switch:
+    def make(run: Any) -> Any:
+        def called(*args: Any, position_ids: Any = None, **kwargs: Any) -> Any:
+            if position_ids is not None and position_ids.ndim == 2:
+                text = position_ids[None]
+                position_ids = torch.cat([text, text, torch.zeros_like(text), torch.zeros_like(text)])
+            return run(*args, position_ids=position_ids, **kwargs)
+
+        return called
+
+    return replaced(verify_module, "run_target", make)
+
+
+def no_mrope(pair: Pair) -> str:
+    config = pair.target.config.get_text_config(decoder=True)
+    rope = getattr(config, "rope_parameters", None) or {}
+    return no_mask(pair) or ("" if "mrope_section" in rope else "the target's positions have one axis only")
+
+
+def conv_by_index(port: BuggyPort) -> Switch:
+    def make(columns: Any) -> Any:
+        return lambda self, kernel_size, device: columns(
+            TreeTopology(chain_of(self.tree)), kernel_size, device
+        )
+
+    return replaced(TreeTopology, "conv_columns", make)
+
+
+def conv_window_empty(port: BuggyPort) -> Switch:
+    def make(conv: Any) -> Any:
+        return lambda inputs, window, *args: conv(inputs, torch.zeros_like(window), *args)
+
+    return replaced(recurrent_ports, "tree_conv", make)
+
+
+def recurrence_by_index(port: BuggyPort) -> Switch:
+    def make(ancestors: Any) -> Any:
+        return lambda self, device: ancestors(TreeTopology(chain_of(self.tree)), device)
+
+    return replaced(TreeTopology, "ancestors", make)
+
+
+def empty_state(port: BuggyPort) -> Switch:
+    def make(rule: Any) -> Any:
+        return lambda q, k, v, decay, beta, state, ancestors: rule(
+            q, k, v, decay, beta, torch.zeros_like(state), ancestors
+        )
+
+    return replaced(recurrent_ports, "tree_delta_rule", make)
+
+
+def verify_writes(port: BuggyPort) -> Switch:
+    def make(verify: Any) -> Any:
+        def verified(target: Any, cache: Any, tree: DraftTree, *args: Any, **kwargs: Any) -> Any:
+            verification = verify(target, cache, tree, *args, **kwargs)
+            last = tree.path(tree.num_nodes - 1)
+            for i, factors in verification.factors.items():
+                factors.commit(cache.layers[i], last)
+            for i, states in verification.states.items():  # of a flattened pass
+                for name, _, tensor in states:
+                    set_state(cache.layers[i], name, tensor)
+            return replace(verification, committed=fingerprint(cache))
+
+        return verified
+
+    return replaced(port_module, "verify_tree", make)
+
+
+def coarse_states(port: BuggyPort) -> Switch:
+    def make(commit: Any) -> Any:
+        def committed(target: Any, cache: Any, *args: Any) -> None:
+            commit(target, cache, *args)
+            for layer in filter(is_recurrent, cache.layers):
+                for name, _, tensor in list(iter_states(layer)):
+                    if name == "recurrent_states":
+                        set_state(layer, name, tensor.to(torch.bfloat16).to(tensor.dtype))
+
+        return committed
+
+    return replaced(port_module, "commit_path", make)
+
+
+BUGS = (
+    Bug(
+        "bare_cache", "cache",
+        "the first forward dies with an AttributeError, ValueError or IndexError inside the cache",
+        "the cache was made without the target's config, so every layer got the class of a full-attention layer",
+        "make it with DynamicCache(config=…) of the decoder's config, or ddtree_lab.make_cache(target)",
+        bare_cache, RECURRENT, no_bare_cache, ("PB160", "PB161"),
+    ),
+    Bug(
+        "flattened_recurrence", "verify",
+        "it runs, accepts little more than the chain, and the text is not the target's own",
+        "recurrent layers never see the tree mask: they run the nodes in storage order as one chain, so every node "
+        "after the first sibling is scored on the wrong state, and the state is not rewound afterwards",
+        "give each recurrent layer the tree: its parent's state and its ancestors' conv window "
+        "(verify_tree(method='tree')), or verify the paths as batch rows",
+        flattened, RECURRENT, no_recurrence, ("PB047", "PB001", "PB002"),
+    ),
+    Bug(
+        "siblings_visible", "mask",
+        "the chain is right, a branching tree is not",
+        "the mask among the nodes is the causal one: a node sees its siblings and their descendants",
+        "let a node see the committed rows, its ancestors and itself only (build_mask)",
+        _mask_bug(_siblings_visible), ATTENTION, no_mask, ("PB056", "PB047"),
+    ),
+    Bug(
+        "mask_inverted", "mask",
+        "garbage from the first verified token on",
+        "the mask hides what it should show: bool and additive conventions are mixed up",
+        "an additive mask is 0 where a row may look and the dtype's minimum elsewhere",
+        _mask_bug(_inverted), ATTENTION, no_mask, ("PB049",),
+    ),
+    Bug(
+        "bool_mask_added", "mask",
+        "small errors everywhere, no exception",
+        "a bool mask reached eager attention, which adds it as 0 and 1 instead of masking",
+        "pass an additive float mask; it means the same to every attention back end",
+        _mask_bug(_bool_added), ATTENTION, no_mask, ("PB050",),
+    ),
+    Bug(
+        "mask_too_narrow", "mask",
+        "a shape error in the verify pass, at some lengths only",
+        "the mask's width is not the number of committed rows plus nodes",
+        "width = past_length + num_nodes for full layers; sliding layers keep window − 1 committed rows",
+        _mask_bug(_too_narrow), ATTENTION, no_mask, ("PB052", "PB053"),
+    ),
+    Bug(
+        "newest_row_hidden", "mask",
+        "plausible text that is not the target's, acceptance somewhat low",
+        "the mask hides the last committed row: its length was taken before the anchor's predecessor was appended",
+        "take past_length from the cache itself when the mask is built",
+        _mask_bug(_newest_hidden), ATTENTION, no_mask, ("PB077",),
+    ),
+    Bug(
+        "stale_tree_block", "mask",
+        "the first round is right, later ones are not",
+        "the mask still holds the block of an earlier tree: a buffer is reused without being rewritten",
+        "write the whole block each round, also what is to be hidden",
+        _mask_bug(_stale), ATTENTION, no_mask, ("PB145", "PB140"),
+    ),
+    Bug(
+        "positions_by_index", "mask",
+        "the chain is right, a branching tree is not, worse the wider it is",
+        "position ids count nodes in storage order; one sibling shifts every later node",
+        "the position of a node is past_length + its depth",
+        _mask_bug(_positions_by_index), ATTENTION, no_mask, ("PB064", "PB065"),
+    ),
+    Bug(
+        "positions_off_by_one", "mask",
+        "plausible text, every node slightly wrong",
+        "position ids start one too late: the anchor's position is past_length, not past_length + 1",
+        "the root sits at past_length; the token after it at past_length + 1",
+        _mask_bug(_positions_late), ATTENTION, no_mask, ("PB077", "PB068"),
+    ),
+    Bug(
+        "mrope_axes_empty", "mask",
+        "text-only prompts go wrong on a multimodal model, the longer the worse",
+        "multimodal positions have several axes and only the first was filled",
+        "for text all axes are equal: pass position_ids of shape [1, n] or repeat them over the axes",
+        one_position_axis, ATTENTION, no_mrope, ("PB071", "PB067"),
+    ),
+    Bug(
+        "conv_by_index", "verify",
+        "the spine is right, siblings and what hangs below them are slightly wrong",
+        "the short convolution of recurrent layers runs over the nodes in storage order instead of over ancestors",
+        "each node's window is its own input and its last K − 1 ancestors', then the committed window",
+        conv_by_index, RECURRENT, no_recurrence, ("PB040", "PB038"),
+    ),
+    Bug(
+        "conv_window_empty", "verify",
+        "the first few nodes of every round are wrong",
+        "the convolution starts from zeros instead of the committed window",
+        "prepend the committed window to the nodes' inputs",
+        conv_window_empty, RECURRENT, no_recurrence, ("PB023", "PB026"),
+    ),
+    Bug(
+        "recurrence_by_index", "verify",
+        "nodes before the first sibling are right, all after it are wrong",
+        "the delta rule runs over the nodes in storage order; their conv windows are right",
+        "let each node read its parent's state (the tree UT transform, or a scan that reloads it)",
+        recurrence_by_index, RECURRENT, no_recurrence, ("PB047",),
+    ),
+    Bug(
+        "empty_recurrent_state", "verify",
+        "a verify pass forgets the prompt; drafts collapse to words that are frequent anywhere",
+        "a forward of several tokens starts the recurrence from zeros instead of from the cached state",
+        "pass the cached state as the initial state of the chunked kernel (transformers 5.7 and later do)",
+        empty_state, RECURRENT, no_recurrence, ("PB004", "PB005"),
+    ),
+    Bug(
+        "verify_writes_states", "verify",
+        "verifying twice gives two answers; the text depends on rejected drafts",
+        "the verify pass leaves its own recurrent state in the cache",
+        "read the committed state and write nowhere until the path is known",
+        verify_writes, RECURRENT, no_recurrence, ("PB025", "PB032"),
+    ),
+    Bug(
+        "coarse_state_snapshots", "commit",
+        "identical text, fewer accepted drafts; or greedy flips at gaps far above rounding",
+        "recurrent states are kept in half precision between rounds",
+        "keep snapshots of the recurrent state in float32",
+        coarse_states, RECURRENT, no_recurrence, ("PB136",),
+    ),
+)  # fmt: skip

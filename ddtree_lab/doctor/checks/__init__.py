@@ -1,0 +1,13 @@
+"""The checks, in the order in which they run: static, drafter-free, with drafter, the whole loop."""
+
+from __future__ import annotations
+
+from ddtree_lab.doctor.checks import committing, drafting, looping, measuring, static, verifying
+from ddtree_lab.doctor.checks.base import REGISTER, Check
+
+__all__ = ["CHECKS", "Check"]
+
+ROOMS = (static, verifying, committing, drafting, looping, measuring)
+CHECKS: dict[str, Check] = {
+    name: check for room in ROOMS for name, check in REGISTER.items() if check.run.__module__ == room.__name__
+}

@@ -1,0 +1,250 @@
+"""Checks of the loop around the stages: the text itself, its end, its randomness."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ddtree_lab.decode import generate
+from ddtree_lab.doctor.bugs.base import dflash, replaced
+from ddtree_lab.doctor.checks.base import check, judge, needs
+from ddtree_lab.doctor.checks.static import needs_dflash
+from ddtree_lab.doctor.examination import Examination
+from ddtree_lab.doctor.report import Finding
+
+STAGES = ("cache", "mask", "verify", "commit", "draft", "walk")
+NUM_TOKENS = 40
+SEED = 20
+TEMPERATURE = 2.0  # high: at 1 a confident target may draw what the argmax would be
+
+
+def no_end(exam: Examination) -> str:
+    return "" if exam.pair.eos_token_ids else "the pair has no end-of-sequence token"
+
+
+def _padded(token_ids: list[int], length: int) -> Tensor:
+    """Token ids as a row that shows a wrong length too: −1 where there is none, what is too much in the last column."""
+    row = token_ids[:length] + [-1] * (length - len(token_ids))
+    return torch.tensor([*row, len(token_ids)], dtype=torch.float64)
+
+
+def _first_difference(answer: Tensor, truth: Tensor) -> dict[str, Any]:
+    differs = (answer != truth).nonzero()[:, 0].tolist()
+    index = differs[0]
+    if index == len(truth) - 1:
+        return {"tokens": int(answer[-1]), "expected_tokens": int(truth[-1])}
+    return {
+        "first_difference_at_new_token": index,
+        "token": int(answer[index]),
+        "expected": int(truth[index]),
+        "tokens": int(answer[-1]),
+        "expected_tokens": int(truth[-1]),
+    }
+
+
+def _text_check(exam: Examination, name: str, temperature: float, max_new_tokens: int, right: str, wrong: str,
+                cause: str, fix: str) -> Finding:  # fmt: skip
+    plain = generate(
+        exam.pair, exam.prompt, method="autoregressive", max_new_tokens=max_new_tokens,
+        temperature=temperature, seed=SEED,
+    )  # fmt: skip
+    exam.num_forwards += max_new_tokens
+    truth = _padded(list(plain.token_ids), max_new_tokens)
+
+    def probe(port: Any) -> Tensor:
+        prompt = torch.tensor([exam.prompt])
+        return _padded(port.generate(prompt, max_new_tokens, temperature, SEED), max_new_tokens)
+
+    return judge(
+        exam, name, probe, truth, STAGES, tolerance=0.0, right=right,
+        wrong=lambda answer: Finding(
+            name, "problem", "walk", symptom=wrong, evidence=_first_difference(answer, truth), cause=cause, fix=fix
+        ),
+    )  # fmt: skip
+
+
+@check(
+    "greedy_text", "walk", "D16 D26", "is the greedy text the target's own, token for token", cost=120,
+    unless=[needs("generate")],
+)  # fmt: skip
+def greedy_text(exam: Examination) -> Iterator[Finding]:
+    yield _text_check(
+        exam, "greedy_text", 0.0, NUM_TOKENS,
+        right="the text is plain decoding's",
+        wrong="the greedy text is not the target's own",
+        cause="the walk takes other tokens than the target's, or the loop hands on a wrong anchor",
+        fix="emit the target's token at each node of the path; the last one is the next anchor",
+    )  # fmt: skip
+
+
+@check("length", "walk", "D21", "is max_new_tokens exact", cost=40, unless=[needs("generate")])
+def length(exam: Examination) -> Iterator[Finding]:
+    """A limit that falls into the middle of rounds."""
+    findings = [
+        _text_check(
+            exam, "length", 0.0, limit,
+            right="a limit inside a round is kept",
+            wrong=f"max_new_tokens={limit} is not kept",
+            cause="a round's tokens are all emitted before the limit is looked at",
+            fix="cut the last round to the tokens that are left",
+        )
+        for limit in (2, 5)
+    ]  # fmt: skip
+    yield next((finding for finding in findings if finding.status != "ok"), findings[0])
+
+
+@check(
+    "end_of_sequence", "walk", "D21", "does the text stop at its first end of sequence", cost=80,
+    unless=[needs("generate"), no_end],
+)  # fmt: skip
+def end_of_sequence(exam: Examination) -> Iterator[Finding]:
+    """An end of sequence that is drafted and accepted in the middle of a path."""
+    end, at = min(exam.pair.eos_token_ids), len(exam.prompt) + 6
+    with saying(exam, {at: end} | {at + i: exam.text[0] for i in range(1, NUM_TOKENS)}):
+        yield _text_check(
+            exam, "end_of_sequence", 0.0, NUM_TOKENS,
+            right="nothing comes after it",
+            wrong="the text goes on after an end of sequence, or stops before it",
+            cause="accepted drafts after an end of sequence are emitted, or only the bonus token is looked at",
+            fix="look at every emitted token in order and stop at the first end of sequence",
+        )  # fmt: skip
+
+
+@check(
+    "token_values", "walk", "D26", "is any token dropped for its value", cost=80,
+    unless=[needs("generate"), needs_dflash],
+)  # fmt: skip
+def token_values(exam: Examination) -> Iterator[Finding]:
+    """The drafter's mask token, which is a token like any other, in the middle of the text."""
+    mask_token_id, at = dflash(exam.pair).config.mask_token_id, len(exam.prompt) + 3
+    with saying(exam, {at: mask_token_id, at + 1: mask_token_id}):
+        yield _text_check(
+            exam, "token_values", 0.0, 12,
+            right="also the mask token is emitted if the target says it",
+            wrong="tokens the target wrote are missing",
+            cause="output tokens that equal the mask id are deleted",
+            fix="never filter by value; noise rows are not among the emitted tokens",
+        )  # fmt: skip
+
+
+@contextmanager
+def saying(exam: Examination, tokens: Mapping[int, int]) -> Iterator[None]:
+    """Target and drafter say these tokens at these absolute positions, and what they please elsewhere.
+
+    The target's head is biased by the position of each of its rows, which a hook on the decoder notes.
+    """
+    positions: list[Tensor] = []
+
+    def note(module: Any, args: Any, kwargs: Any) -> None:
+        given = kwargs.get("position_ids")
+        if given is None:  # the first forward of a text
+            given = torch.arange(kwargs.get("input_ids", args[0] if args else None).shape[1])[None]
+        positions[:] = [given[0] if given.ndim == 3 else given]
+
+    def bias_target(module: Any, args: Any, logits: Tensor) -> Tensor:
+        if not positions or logits.ndim != 3:
+            return logits
+        rows = positions.pop()[:, -logits.shape[1] :]  # of the tokens read; the next one is said
+        return _biased(logits, rows.expand(logits.shape[:2]) + 1, tokens)
+
+    def bias_drafter(propose: Any) -> Any:
+        def proposed(context: Any, *args: Any) -> Tensor:
+            logits = propose(context, *args)
+            return _biased(logits, torch.arange(len(logits)) + context.num_rows + 1, tokens)
+
+        return proposed
+
+    handles = [
+        exam.target.get_decoder().register_forward_pre_hook(note, with_kwargs=True),
+        exam.pair.embeddings.output.register_forward_hook(bias_target),
+    ]
+    try:
+        with replaced(exam.pair.drafter, "propose", bias_drafter):
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _biased(logits: Tensor, positions: Tensor, tokens: Mapping[int, int]) -> Tensor:
+    """Logits in which each token stands far above the rest at its position; positions: one a row."""
+    said = logits.clone()
+    for position, token in tokens.items():
+        said[..., token] += 1e3 * (positions.to(logits.device) == position).to(logits.dtype)
+    return said
+
+
+@check("sampled_text", "walk", "D21", "is sampled text the target's own draw, with the same noise", cost=120,
+       unless=[needs("generate")])  # fmt: skip
+def sampled_text(exam: Examination) -> Iterator[Finding]:
+    """Token-identical for ports that key noise by (seed, position), as this package does.
+
+    A port with its own randomness cannot be; its distribution is compared instead, see `distribution`.
+    """
+    if not getattr(exam.port.inner, "keyed_noise", exam.is_builtin):
+        yield Finding(
+            "sampled_text",
+            "skipped",
+            "walk",
+            symptom="the port has noise of its own (keyed_noise is not set)",
+        )
+        return
+    yield _text_check(
+        exam, "sampled_text", TEMPERATURE, NUM_TOKENS,
+        right="identical to plain sampling with the same seed",
+        wrong="sampled text is not plain sampling's with the same seed",
+        cause="the temperature does not reach the verifier, or tokens are accepted by another rule than a draw",
+        fix="draw one token from the target at each node and descend while it is a child",
+    )  # fmt: skip
+
+
+NUM_DRAWS = 300
+SMALLEST_P = 1e-4
+
+
+def not_own_noise(exam: Examination) -> str:
+    return "the port's noise is keyed by seed and position: sampled_text compares token for token" if (
+        getattr(exam.port.inner, "keyed_noise", exam.is_builtin)
+    ) else ""  # fmt: skip
+
+
+@check("distribution", "walk", "D21", "is the second sampled token distributed as the target says", cost=2 * NUM_DRAWS,
+       unless=[needs("generate"), not_own_noise])  # fmt: skip
+def distribution(exam: Examination) -> Iterator[Finding]:
+    """χ² of the second new token against the target's own distribution, over seeds with the same first token."""
+    prompt = torch.tensor([exam.prompt])
+    drawn = [exam.port.generate(prompt, 2, 1.0, seed) for seed in range(NUM_DRAWS)]
+    first = max({row[0] for row in drawn}, key=lambda token: sum(row[0] == token for row in drawn))
+    seconds = [row[1] for row in drawn if row[0] == first and len(row) > 1]
+    p_value = chi_square(seconds, exam.truth([*exam.prompt, first]).softmax(-1))
+    if p_value < SMALLEST_P:
+        yield Finding(
+            "distribution", "problem", "walk",
+            symptom=f"{len(seconds)} sampled tokens do not follow the target's distribution (p = {p_value:.1g})",
+            evidence={"p_value": p_value, "draws": len(seconds)},
+            cause="the temperature does not reach the verifier, or tokens are accepted by another rule than the "
+            "target's draw (p/q with drafts that were not drawn from q)",
+            fix="draw one token from the target at each node and descend while it is a child",
+        )  # fmt: skip
+        return
+    yield Finding("distribution", "ok", "walk", symptom=f"χ² over {len(seconds)} draws: p = {p_value:.2g}")
+
+
+def chi_square(drawn: list[int], probabilities: Tensor) -> float:
+    """p-value of draws under a distribution; tokens expected fewer than five times share a bin."""
+    expected = probabilities.double() * len(drawn)
+    common = (expected >= 5).nonzero()[:, 0]
+    counts = torch.zeros_like(expected).index_add_(0, torch.tensor(drawn), torch.ones(len(drawn)).double())
+    bins = [(float(counts[i]), float(expected[i])) for i in common]
+    rest = (len(drawn) - sum(count for count, _ in bins), len(drawn) - sum(mean for _, mean in bins))
+    if rest[1] >= 1:
+        bins.append(rest)
+    if len(bins) < 2:
+        return 1.0
+    statistic = sum((count - mean) ** 2 / mean for count, mean in bins)
+    freedom = torch.tensor((len(bins) - 1) / 2, dtype=torch.float64)
+    return float(torch.special.gammaincc(freedom, torch.tensor(statistic / 2, dtype=torch.float64)))

@@ -1,0 +1,188 @@
+"""What a diagnosis says: findings, a verdict, and how they print."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddtree_lab.records import Record
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+MARKS = {"problem": "✗", "ok": "✓", "note": "·", "skipped": "–"}
+STYLES = {"problem": "bold red", "ok": "green", "note": "cyan", "skipped": "dim"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found.
+
+    Args:
+        check: the check's name.
+        status: `"ok"`, `"problem"`, `"note"` (worth knowing, nothing wrong) or `"skipped"`.
+        stage: where it is: `"cache"`, `"mask"`, `"verify"`, `"commit"`, `"draft"`, `"walk"`, …
+        layers: target layers it goes through, if it is some layers' affair.
+        symptom: what was seen, in a user's words; why, where a check was skipped.
+        evidence: numbers, by name.
+        cause: the mistake behind it, if known.
+        fix: what to do.
+        bugs: known bugs that give the very same numbers.
+        references: addresses of public reports of the same kind.
+    """
+
+    check: str
+    status: str
+    stage: str
+    layers: tuple[int, ...] = ()
+    symptom: str = ""
+    evidence: dict[str, Any] = field(default_factory=dict)
+    cause: str = ""
+    fix: str = ""
+    bugs: tuple[str, ...] = ()
+    references: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Report(Record):
+    """The findings of a diagnosis, in the order of the checks.
+
+    Args:
+        subject: what was examined.
+        verdict: one sentence: the drafter, the port, both or neither.
+        kinds: the kind of each target layer, by index.
+        num_forwards: forwards of the target the truth cost, the port's own not counted.
+        seconds: of the whole examination.
+    """
+
+    subject: str
+    verdict: str
+    findings: tuple[Finding, ...]
+    kinds: tuple[str, ...] = ()
+    num_forwards: int = 0
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """No check found a problem."""
+        return not self.problems
+
+    @property
+    def problems(self) -> tuple[Finding, ...]:
+        return tuple(finding for finding in self.findings if finding.status == "problem")
+
+    @property
+    def bugs(self) -> tuple[str, ...]:
+        """Known bugs that explain the problems, in the order in which they were found."""
+        return tuple(dict.fromkeys(name for finding in self.findings for name in finding.bugs))
+
+    def __repr__(self) -> str:
+        return f"Report({self.subject}: {len(self.problems)} problems in {len(self.findings)} findings)"
+
+    def __rich__(self) -> RenderableType:
+        from rich.console import Group
+        from rich.text import Text
+
+        style = "bold green" if self.ok else "bold red"
+        parts: list[Any] = [Text(f"{self.subject}"), Text(self.verdict, style), Text()]
+        parts += [part for finding in self.problems for part in (_problem(finding), Text())]
+        parts.append(_summary(self.findings))
+        parts.append(Text(f"{self.num_forwards} forwards for the truth, {self.seconds:.1f} s", "dim"))
+        return Group(*parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "subject": self.subject,
+            "ok": self.ok,
+            "verdict": self.verdict,
+            "findings": [asdict(finding) for finding in self.findings],
+            "num_forwards": self.num_forwards,
+            "seconds": round(self.seconds, 2),
+        }
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False)
+
+    def save_html(self, path: str | Path) -> None:
+        """A self-contained page; nothing in it is fetched."""
+        from ddtree_lab.doctor.page import render
+
+        Path(path).write_text(render(self), encoding="utf-8")
+
+
+def _problem(finding: Finding) -> RenderableType:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 1))
+    table.add_column(justify="right", style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    layers = f", layers {ranges(finding.layers)}" if finding.layers else ""
+    table.add_row(Text("✗", "bold red"), Text(f"{finding.check} ({finding.stage}{layers})", "bold"))
+    for name, text in (("seen", finding.symptom), ("cause", finding.cause), ("fix", finding.fix)):
+        if text:
+            table.add_row(name, Text(text))
+    for name, value in finding.evidence.items():
+        if name != "matrix":
+            table.add_row("", Text(f"{name.replace('_', ' ')}: {shown(value)}", "dim"))
+    if "matrix" in finding.evidence:
+        table.add_row("", heat_map(finding.evidence["matrix"]))
+    for address in finding.references[:3]:
+        table.add_row("see", Text(address, "dim"))
+    return table
+
+
+def heat_map(matrix: dict[str, Any]) -> RenderableType:
+    """Layers × nodes: how far each row moved when a sibling's token was changed."""
+    from rich.text import Text
+
+    text = Text("how far each node's row moves, by layer, when node 1's token is changed\n", "dim")
+    for layer, kind, row in zip(matrix["layers"], matrix["kinds"], matrix["moved"], strict=True):
+        text.append(f"{layer:>3} {kind:<18}")
+        for value in row:
+            text.append(" ·" if value == 0 else " ░" if value < 0.01 else " ▒" if value < 0.1 else " █")
+        text.append("\n")
+    text.append("    node" + " " * 14 + "".join(f"{node:>2}" for node in range(len(matrix["moved"][0]))))
+    return text
+
+
+def _summary(findings: Iterable[Finding]) -> RenderableType:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 1))
+    for name in ("", "check", "stage", "found"):
+        table.add_column(name, overflow="fold")
+    for finding in findings:
+        mark = Text(MARKS[finding.status], STYLES[finding.status])
+        table.add_row(mark, finding.check, finding.stage, Text(finding.symptom))
+    return table
+
+
+def shown(value: Any) -> str:
+    """A number of evidence, short."""
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(shown(part) for part in value) + "]"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {shown(part)}" for key, part in value.items())
+    return str(value)
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """`ranges([0, 1, 2, 4])` → `"0–2, 4"`.
+
+    >>> ranges([0, 1, 2, 4])
+    '0–2, 4'
+    """
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
