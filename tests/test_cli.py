@@ -72,7 +72,15 @@ def test_a_result_that_differs_is_told_and_exits_1(capsys, monkeypatch):
 def test_sampling_options_reach_the_decoder(capsys):
     texts = set()
     for seed in ("1", "2"):
-        status, report = run_json(capsys, "--temperature", "1.5", "--seed", seed, "--method", "dflash")
+        options = (
+            "--bundled",
+            "hard-docs-1",
+            "--temperature",
+            "1.5",
+            "--seed",
+            seed,
+        )  # a text that is never certain
+        status, report = run_json(capsys, *options, "--method", "dflash")
         assert status == 0
         assert [r["method"] for r in report["results"]] == ["autoregressive", "dflash"]
         texts.add(report["results"][0]["text"])
