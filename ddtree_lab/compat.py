@@ -1,6 +1,7 @@
 """Differences between transformers versions, each found by looking and not by a version number.
 
 * The forward's cache argument is `past_key_values` before 5.24 and `cache` from then on.
+* A tensor-parallel plan is an argument of `from_pretrained` before 5.17, a field of `DistributedConfig` later.
 * A recurrent cache layer holds its states as tensors before 5.15 and as dicts of tensors later.
 """
 
@@ -31,6 +32,17 @@ def forward_kwargs(model: PreTrainedModel, **wanted: Any) -> dict[str, Any]:
     """`wanted` without `None`s and without what the model's forward does not name."""
     known = _parameters(type(model).forward)
     return {name: value for name, value in wanted.items() if value is not None and name in known}
+
+
+def tensor_parallel_kwargs(plan: str | None) -> dict[str, Any]:
+    """The arguments of `from_pretrained` that split layers over the processes of `torchrun` by `plan`."""
+    if plan is None:
+        return {}
+    from transformers.distributed import DistributedConfig
+
+    if "tp_plan" in inspect.signature(DistributedConfig).parameters:
+        return {"distributed_config": DistributedConfig(tp_plan=plan)}
+    return {"tp_plan": plan}
 
 
 def text_config(model: PreTrainedModel) -> Any:

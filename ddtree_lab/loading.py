@@ -52,8 +52,8 @@ def load_pair(
         drafter: hub id or folder of a DFlash checkpoint, a drafter already loaded, or `"ngram"`, which drafts for
             any target from the text so far (`NgramDrafter`); the default for `"smollm2"`.
         device_map, max_memory, offload_folder, dtype, attn_implementation, tp_plan: as in `from_pretrained`, for
-            the target; `max_memory` alone implies `device_map="auto"`. The drafter goes where the target's
-            embedding is.
+            the target; where there is an accelerator, or with `max_memory`, `device_map` is `"auto"` by default
+            (the embedded pair stays on the CPU). The drafter goes where the target's embedding is.
         quantization: `"4bit"` or `"8bit"` (bitsandbytes), for the target; the drafter is never quantised. 8-bit is
             without bitsandbytes' outlier columns, which depend on the other rows of a pass.
         revision, drafter_revision: branch, tag or commit of a hub id.
@@ -68,8 +68,8 @@ def load_pair(
         ModuleNotFoundError: `"smollm2"`, bitsandbytes or flash-attn is asked for and not installed.
     """
     name = EMBEDDED if target is None else str(target)
-    if target is None and dtype == "auto":
-        dtype = torch.float32
+    if target is None:  # small enough for the CPU, and its figures are for that
+        dtype, device_map = torch.float32 if dtype == "auto" else dtype, device_map or "cpu"
     target, drafter, gguf_file = _sources(target, drafter)
     options = LoadOptions(
         dtype, device_map, max_memory, offload_folder, quantization, attn_implementation, tp_plan, gguf_file, allow

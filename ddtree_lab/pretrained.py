@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import transformers
+from torch import distributed
 from transformers import (
     CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -27,6 +28,7 @@ from transformers import (
 )
 
 from ddtree_lab.checkpoint import CONFIG_NAME, PICKLE_SUFFIXES, check_weights, read_json
+from ddtree_lab.compat import tensor_parallel_kwargs
 
 PICKLE, REMOTE_CODE = "pickle", "remote_code"
 BITS, FLASH = ("4bit", "8bit"), "flash_attention_2"
@@ -38,6 +40,7 @@ class LoadOptions:
     """How a target is read and where it goes; the names are those of `from_pretrained`.
 
     Args:
+        device_map: `"auto"` by default where there is an accelerator.
         max_memory: bytes or e.g. `"40GiB"` by GPU index, `"cpu"` and `"disk"`; implies `device_map="auto"`.
         offload_folder: where weights go that are offloaded to disk and are not in the checkpoint as they are used
             (experts that the library merges).
@@ -68,6 +71,11 @@ class LoadOptions:
             raise ValueError(
                 "tp_plan and device_map are both given; a layer is either split over the GPUs or put on one of them."
             )
+        if self.tp_plan and not (distributed.is_initialized() or distributed.is_torchelastic_launched()):
+            raise ValueError(
+                f"tp_plan={self.tp_plan!r} splits layers over processes, and there is one; start them with torchrun "
+                "--nproc-per-node N."
+            )
         if self.quantization not in (None, *BITS):
             raise ValueError(f"quantization is {self.quantization!r}; give '4bit', '8bit' or None.")
         if self.quantization and importlib.util.find_spec("bitsandbytes") is None:
@@ -89,16 +97,17 @@ class LoadOptions:
     @property
     def placing(self) -> dict[str, Any]:
         """Those of the model's."""
+        spread = self.max_memory or (torch.accelerator.is_available() and not self.tp_plan)
         given = dict(
-            device_map=self.device_map or ("auto" if self.max_memory else None),
+            device_map=self.device_map or ("auto" if spread else None),
             max_memory=self.max_memory,
             offload_folder=self.offload_folder,
             attn_implementation=self.attn_implementation,
-            tp_plan=self.tp_plan,
             quantization_config=self._bitsandbytes(),
         )
         return {
             **{name: value for name, value in given.items() if value is not None},
+            **tensor_parallel_kwargs(self.tp_plan),
             "dtype": self.dtype,
             "use_safetensors": None if PICKLE in self.allow else True,
         }

@@ -28,6 +28,7 @@ from transformers import (
 import ddtree_lab as dl
 from ddtree_lab.drafter import DFlashDrafter
 from ddtree_lab.loading import load_pair
+from ddtree_lab.pretrained import LoadOptions
 
 VISION = dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=32, patch_size=4)
 TEXT = dict(
@@ -155,6 +156,20 @@ def test_where_the_weights_are_makes_no_difference(saved, expected, placing, awa
     check_same_text(pair, expected)
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [({}, "auto"), ({"device_map": "cpu"}, "cpu"), ({"tp_plan": "auto"}, None)],
+    ids=["default", "a map", "split layers"],
+)
+def test_an_accelerator_is_used_unless_something_else_is_asked_for(options, expected, monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.distributed, "is_torchelastic_launched", lambda: True)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert LoadOptions(**options).placing.get("device_map") == expected
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    assert LoadOptions().placing.get("device_map") is None
+
+
 def test_merged_experts_are_offloaded_to_a_folder_of_their_own(tmp_path):
     folders = save(hybrid(family="qwen3_5_moe"), tmp_path)
     expected = dl.generate(load_pair(*folders), random_ids(9), max_new_tokens=6).token_ids
@@ -202,6 +217,8 @@ def test_what_is_loaded_already_stays_where_and_as_it_is(saved):
 def test_two_ways_to_spread_a_model_exclude_each_other(saved):
     with pytest.raises(ValueError, match="tp_plan and device_map are both given"):
         load_pair(*saved, tp_plan="auto", device_map="auto")
+    with pytest.raises(ValueError, match=r"tp_plan='auto' splits layers over processes, .* torchrun"):
+        load_pair(*saved, tp_plan="auto")
 
 
 # ── packages that may be absent ────────────────────────────────────────────────────────────────────

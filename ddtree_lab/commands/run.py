@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddtree_lab.cli import UsageError
+from ddtree_lab.commands.pair_arguments import add_pair_arguments, pair_options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -73,12 +74,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-k", type=_positive, metavar="K")
     parser.add_argument("--top-p", type=float, metavar="P")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="default 0")
-    parser.add_argument(
-        "--dtype", default="auto", help="of the target, e.g. bfloat16 (default: the checkpoint's)"
-    )
-    parser.add_argument("--device-map", metavar="MAP", help="as in from_pretrained, e.g. auto")
     parser.add_argument("--trace", metavar="FILE", help="save the rounds of the largest tree budget as JSON")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    add_pair_arguments(parser)
 
 
 def _positive(text: str) -> int:
@@ -158,7 +156,7 @@ def _load(args: argparse.Namespace, progress: Any) -> tuple[Pair, Prompt]:
 
     logging.set_verbosity_error()  # missing kernels are what `env` tells about
     logging.disable_progress_bar()
-    pair = load_pair(args.target, args.drafter, dtype=args.dtype, device_map=args.device_map)
+    pair = load_pair(args.target, args.drafter, **pair_options(args))
     prompt = _prompt(args)
     progress.remove_task(task)
     return pair, prompt
