@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +13,7 @@ from transformers import PreTrainedModel
 
 from ddtree_lab.drafter_config import DFlashConfig
 from ddtree_lab.footprint import LayerFootprint, cache_footprint, drafter_context_bytes, parameter_bytes
-from ddtree_lab.records import Record, format_bytes
+from ddtree_lab.records import Record, format_bytes, ranges
 from ddtree_lab.stages.embedding import resolve_embeddings
 from ddtree_lab.stages.support import tree_support
 from ddtree_lab.weightless import Blueprint, build_weightless, build_weightless_drafter, read_blueprint
@@ -175,7 +174,7 @@ class Inspection(Record):
             sizes = [format_bytes(n) if n else "–" for n in (one.bytes_per_token, one.recurrent_bytes)]
             kept = one.conv_bytes and format_bytes(one.conv_bytes)
             table.add_row(
-                str(len(alike)), one.kind.removesuffix("_attention"), ranges([i.layer_idx for i in alike]),
+                str(len(alike)), one.kind.removesuffix("_attention"), ranges([i.layer_idx for i in alike], most=3),
                 one.class_name, one.rollback, *sizes, kept or (f"{one.window} tokens" if one.window else "–"),
             )  # fmt: skip
         table.caption = "sizes of one layer; the window of sliding attention counts tokens"
@@ -303,17 +302,3 @@ def _alike(layers: Sequence[LayerFootprint]) -> list[list[LayerFootprint]]:
         key = (layer.kind, layer.class_name, layer.bytes_per_token, layer.window, tuple(layer.shapes.items()))
         groups.setdefault(key, []).append(layer)
     return list(groups.values())
-
-
-def ranges(indices: Sequence[int], most: int = 3) -> str:
-    """Indices as runs, the middle left out where there are many.
-
-    >>> ranges([0, 1, 2, 4, 5, 6, 8])
-    '0–2, 4–6, 8'
-    >>> ranges([3, 7, 11, 15, 19])
-    '3, … 19'
-    """
-    grouped = groupby(enumerate(indices), key=lambda item: item[1] - item[0])
-    runs = [[index for _, index in run] for _, run in grouped]
-    words = [str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs]
-    return ", ".join(words) if len(words) <= most else f"{words[0]}, … {words[-1]}"

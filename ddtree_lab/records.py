@@ -5,6 +5,8 @@ from __future__ import annotations
 import codecs
 import html
 import io
+from collections.abc import Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -76,3 +78,17 @@ def format_bytes(num_bytes: float | int) -> str:
             return f"{num_bytes:.3g} {unit}"
         num_bytes /= 1024
     return f"{num_bytes:.3g} TiB"
+
+
+def ranges(indices: Sequence[int], most: int | None = None) -> str:
+    """Ascending indices as runs; with `most`, the middle left out where there are more runs than that.
+
+    >>> ranges([0, 1, 2, 4, 5, 6, 8])
+    '0–2, 4–6, 8'
+    >>> ranges([3, 7, 11, 15, 19], most=3)
+    '3, … 19'
+    """
+    grouped = groupby(enumerate(indices), key=lambda item: item[1] - item[0])
+    runs = [[index for _, index in run] for _, run in grouped]
+    words = [str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs]
+    return ", ".join(words) if most is None or len(words) <= most else f"{words[0]}, … {words[-1]}"

@@ -11,8 +11,9 @@ import torch
 from ddtree_lab.doctor.checks import CHECKS
 from ddtree_lab.doctor.checks.base import failed, follows
 from ddtree_lab.doctor.examination import Examination, PortError
-from ddtree_lab.doctor.report import Finding, Report, ranges
+from ddtree_lab.doctor.report import Finding, Report
 from ddtree_lab.pair import Pair, bundled_prompts
+from ddtree_lab.records import ranges
 
 LOW_EMITTED_TOKENS = 2.0  # a drafter below this on clean states is itself the reason
 NUM_OTHER_PROMPTS = 3

@@ -5,7 +5,8 @@ from __future__ import annotations
 import html
 from typing import Any
 
-from ddtree_lab.doctor.report import MARKS, Finding, Report, ranges, shown
+from ddtree_lab.doctor.report import MARKS, Finding, Report, shown
+from ddtree_lab.records import ranges
 
 STYLE = """
 :root { color-scheme: light dark; --fg: #1c2024; --bg: #fff; --dim: #60646c; --line: #d9dce1;

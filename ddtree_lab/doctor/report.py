@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddtree_lab.records import Record
+from ddtree_lab.records import Record, ranges
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -171,18 +171,3 @@ def shown(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key} {shown(part)}" for key, part in value.items())
     return str(value)
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """`ranges([0, 1, 2, 4])` → `"0–2, 4"`.
-
-    >>> ranges([0, 1, 2, 4])
-    '0–2, 4'
-    """
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)

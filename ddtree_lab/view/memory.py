@@ -8,8 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ddtree_lab.inspection import ranges
-from ddtree_lab.records import format_bytes
+from ddtree_lab.records import format_bytes, ranges
 
 if TYPE_CHECKING:
     from ddtree_lab.plan import MemoryPlan, Placement
@@ -58,7 +57,7 @@ def _devices(placement: Placement) -> Table:
         sizes = (device.weights, device.caches, device.drafter, device.working, device.reserve)
         table.add_row(
             str(device.device),
-            ranges(device.layers) or "–",
+            ranges(device.layers, most=3) or "–",
             *(format_bytes(size) if size else "–" for size in (*sizes, device.free, device.memory)),
         )
     return table
