@@ -123,6 +123,11 @@ def probe_support(target: PreTrainedModel, probe: Probe) -> str:
     return known[key]
 
 
+def tree_refusal(target: PreTrainedModel, probe: Probe) -> str:
+    """Why one pass over a tree is not exact on a target: its layers, its back end, or a trial; empty if it is."""
+    return tree_support(target).reason or mask_refusal(target) or probe_support(target, probe)
+
+
 def resolve_method(target: PreTrainedModel, cache: Cache, tree: DraftTree, method: str, probe: Probe) -> str:
     """The method to run: what was asked for if it is exact, or the best exact one for `"auto"`.
 
@@ -133,14 +138,13 @@ def resolve_method(target: PreTrainedModel, cache: Cache, tree: DraftTree, metho
         raise ValueError(f"method is {method!r}; choose one of {', '.join(map(repr, METHODS))}.")
     if method == "paths" or (method == "flattened" and not mask_refusal(target)):
         return method
-    support = tree_support(target)
-    reason = support.reason or mask_refusal(target) or probe_support(target, probe)
+    reason = tree_refusal(target, probe)
     if not reason:
         return "tree" if method == "auto" else method
     if method == "auto":
         return "paths"
     num_leaves = len(tree.leaves())
-    port = ", or register a port" if support.has_unported_states else ""
+    port = ", or register a port" if tree_support(target).has_unported_states else ""
     cost = format_bytes(describe_cache(cache).num_bytes * num_leaves)
     raise ValueError(
         f"method={method!r} would not be exact on {type(target).__name__}: {reason}. Use method='paths', which costs "

@@ -40,7 +40,7 @@ from ddtree_lab.stages.cache import (
 )
 from ddtree_lab.stages.forward import continue_target, prefill, run_target
 from ddtree_lab.stages.mask import TreeMask, build_mask
-from ddtree_lab.stages.support import probe_support, resolve_method, tree_support
+from ddtree_lab.stages.support import resolve_method, tree_refusal, tree_support
 from ddtree_lab.stages.tree import DraftTree
 
 if TYPE_CHECKING:
@@ -312,4 +312,4 @@ def _probe(target: PreTrainedModel) -> tuple[float, float]:
 
 def exact_method(target: PreTrainedModel) -> str:
     """What `"auto"` stands for on a target: `"tree"` where one pass over the tree is exact, else `"paths"`."""
-    return "paths" if tree_support(target).reason or probe_support(target, _probe) else "tree"
+    return "paths" if tree_refusal(target, _probe) else "tree"
