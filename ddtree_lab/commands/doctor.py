@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ddtree_lab.cli import UsageError
+from ddtree_lab.commands.pair_arguments import USER_ERRORS, add_pair_arguments, load_pair_named
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,10 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--check", action="append", metavar="NAME", help="run only this check (may be repeated)"
     )
     parser.add_argument("--prompt", metavar="TEXT", help="examine it on this message")
-    parser.add_argument("--dtype", default="auto", help="of the target (default: the checkpoint's)")
-    parser.add_argument("--device-map", metavar="MAP", help="as in from_pretrained, e.g. auto")
     parser.add_argument("--html", metavar="FILE", help="save the report as a page")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    add_pair_arguments(parser)
 
 
 def execute(args: argparse.Namespace) -> int:
@@ -49,7 +49,7 @@ def execute(args: argparse.Namespace) -> int:
         report = _diagnose(args, console)
         if args.html:
             report.save_html(args.html)
-    except (ValueError, TypeError, OSError) as error:
+    except USER_ERRORS as error:
         raise UsageError(str(error)) from error
     if args.json:
         print(report.to_json())
@@ -61,17 +61,12 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _diagnose(args: argparse.Namespace, console: Any) -> Any:
-    from transformers.utils import logging
-
     from ddtree_lab.doctor.diagnose import diagnose
-    from ddtree_lab.loading import load_pair
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
     if args.html and not Path(args.html).parent.is_dir():
         raise UsageError(f"--html {args.html}: there is no folder {Path(args.html).parent}.")
     with console.status("loading the pair") as status:
-        pair = load_pair(args.target, args.drafter, dtype=args.dtype, device_map=args.device_map)
+        pair = load_pair_named(args)
         port = _port(args, pair)
         return diagnose(pair, port, args.check, prompt=args.prompt, on_check=status.update)
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import argparse
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ddtree_lab.pair import Pair
+
+# What a bad model name, prompt or setting raises, or one that needs a package that is not installed; anything
+# else is a fault of ours and keeps its traceback.
+USER_ERRORS = (ValueError, TypeError, OSError, ImportError)
 
 _OPTIONS = (
     "dtype", "device_map", "max_memory", "offload_folder", "quantization", "attn_implementation", "tp_plan",
@@ -45,6 +52,17 @@ def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
 def pair_options(args: argparse.Namespace) -> dict[str, Any]:
     """Keyword arguments of `load_pair`."""
     return {name: getattr(args, name) for name in _OPTIONS}
+
+
+def load_pair_named(args: argparse.Namespace) -> Pair:
+    """The pair that `--target`, `--drafter` and the options here name; the libraries keep quiet about it."""
+    from transformers.utils import logging
+
+    from ddtree_lab.loading import load_pair
+
+    logging.set_verbosity_error()  # missing kernels are what `env` tells about
+    logging.disable_progress_bar()
+    return load_pair(args.target, args.drafter, **pair_options(args))
 
 
 def _memory(text: str) -> dict[int | str, int | str]:

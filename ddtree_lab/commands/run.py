@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddtree_lab.cli import UsageError
-from ddtree_lab.commands.pair_arguments import add_pair_arguments, pair_options
+from ddtree_lab.commands.pair_arguments import USER_ERRORS, add_pair_arguments, load_pair_named
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from ddtree_lab.decode import Generation
     from ddtree_lab.pair import Pair, Prompt
 
-# What a bad model name, prompt or setting raises, or one that needs a package that is not installed; anything
-# else is a fault of ours and keeps its traceback.
-USER_ERRORS = (ValueError, TypeError, OSError, ImportError)
 NUMBERS_WIDTH = 95  # columns of the table without the text
 WIDE = NUMBERS_WIDTH + 15  # from here on there is room for it
 YES_NO = {True: ("✓", "yes"), False: ("✗", "NO")}  # in a terminal with and without such marks
@@ -150,13 +147,7 @@ def execute(args: argparse.Namespace) -> int:
 
 def _load(args: argparse.Namespace, progress: Any) -> tuple[Pair, Prompt]:
     task = progress.add_task("loading the pair", total=None)
-    from transformers.utils import logging
-
-    from ddtree_lab.loading import load_pair
-
-    logging.set_verbosity_error()  # missing kernels are what `env` tells about
-    logging.disable_progress_bar()
-    pair = load_pair(args.target, args.drafter, **pair_options(args))
+    pair = load_pair_named(args)
     prompt = _prompt(args)
     progress.remove_task(task)
     return pair, prompt
