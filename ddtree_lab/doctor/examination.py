@@ -25,6 +25,7 @@ from ddtree_lab.stages.tree import DraftTree
 
 if TYPE_CHECKING:
     from ddtree_lab.doctor.checks.measuring import Acceptance
+    from ddtree_lab.doctor.hypotheses import Outcome
 
 NUM_TEXT_TOKENS = 24  # of the target's own continuation, along which everything is tried
 NOISE_FACTOR = 30.0  # a difference this many times the rounding noise is no rounding
@@ -48,6 +49,7 @@ class Examination:
         port: None for the built-in one.
         prompt: token ids, two at least.
         known: bugs that explain what was found so far; later checks start from them.
+        unexplained: what probes gave that no bug explains; behind it the search is shorter.
     """
 
     def __init__(self, pair: Pair, port: Any, prompt: Sequence[int]) -> None:
@@ -55,6 +57,7 @@ class Examination:
         self.port = Guarded(TransformersPort(pair) if port is None else port, pair.embeddings.vocab_size)
         self.prompt = list(prompt)
         self.known: list[Bug] = []
+        self.unexplained: list[Outcome] = []
         self.others: list[Examination] = []
         self.intrinsic: Acceptance | None = None
         self.achieved: Acceptance | None = None
@@ -98,6 +101,16 @@ class Examination:
         """The target's own greedy continuation of the prompt, end of sequence or not."""
         return self._continued[0]
 
+    @property
+    def text_logits(self) -> Float[Tensor, "token vocab"]:
+        """The logits that gave each token of `text`."""
+        return self._continued[1]
+
+    @property
+    def has_keyed_noise(self) -> bool:
+        """Whether the port keys its noise by (seed, position) as this package does; it may say so itself."""
+        return bool(getattr(self.port.inner, "keyed_noise", self.is_builtin))
+
     @cached_property
     def _continued(self) -> tuple[list[int], Tensor]:
         """The continuation, and the logits that gave it: one-token forwards on a clean cache."""
@@ -120,7 +133,7 @@ class Examination:
 
     @cached_property
     def scale(self) -> float:
-        rows = self._continued[1]
+        rows = self.text_logits
         return float((rows - rows.mean(-1, keepdim=True)).abs().max())
 
     @cached_property
@@ -159,7 +172,7 @@ class Examination:
         return DraftTree.from_parents(tokens, [-1, 0, 0, 2, 2, 4, 4, 5, 6])
 
     def _second_choice(self, index: int) -> int:
-        return int(self._continued[1][index].topk(2).indices[1])
+        return int(self.text_logits[index].topk(2).indices[1])
 
     def before(self, offset: int = 0) -> list[int]:
         """The text before the root of `bushy_tree(offset)`."""

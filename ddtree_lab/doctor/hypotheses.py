@@ -69,6 +69,9 @@ def explain(
     Returns:
         an empty tuple if the known ones alone do; None if nothing does.
     """
+    # A text hangs on every stage, so behind something unexplained no bug can give the same one.
+    if any(_failed_alike(seen.failure, earlier.failure) or "walk" in stages for earlier in exam.unexplained):
+        return None
     known = list(exam.known)
     if known and observe(exam.hypothesis(known), probe).is_like(seen, tolerance):
         return ()
@@ -77,8 +80,13 @@ def explain(
     for bug, outcome in outcomes.items():
         if outcome.is_like(seen, tolerance):
             return (bug,)
+    is_first = not exam.unexplained
+    exam.unexplained.append(seen)
+    if seen.failure is not None or not is_first:  # no single bug comes nearest to a failure
+        return None
     nearest = sorted(candidates, key=lambda bug: outcomes[bug].distance_to(seen))[:NUM_NEAREST]
     for first, second in ((a, b) for a in nearest for b in candidates if a is not b):
         if observe(exam.hypothesis([*known, first, second]), probe).is_like(seen, tolerance):
+            exam.unexplained.pop()
             return (first, second)
     return None

@@ -89,9 +89,9 @@ class TransformersPort:
         return draft_block(drafter, embeddings, state.context, anchor_token_id).logits
 
     def verify(self, state: PortState, tree: DraftTree) -> Float[Tensor, "node vocab"]:
-        target, cache = self.pair.target, state.cache
+        target, cache, embeddings = self.pair.target, state.cache, self.pair.embeddings
         mask = build_mask(
-            tree, cache_length(cache), self.pair.embeddings.dtype, target.device, sliding_windows(cache)
+            tree, cache_length(cache), embeddings.dtype, embeddings.device, sliding_windows(cache)
         )
         state.verification = verify_tree(
             target, cache, tree, self.verify_method, mask=mask, tap_layer_ids=self.tap_layer_ids

@@ -96,6 +96,11 @@ def judge(
     return with_cause(exam, finding, explain(exam, seen, probe, stages, tolerance))
 
 
+def row_errors(exam: Examination, answer: Tensor, truth: Tensor) -> dict[str, Any]:
+    """Evidence: the largest error of each row, and what rounding explains."""
+    return {"errors": (answer - truth).abs().amax(-1).tolist(), "tolerance": exam.tolerance}
+
+
 def failed(name: str, failure: PortError) -> Finding:
     """A port that raises or answers nonsense is a finding like any other."""
     return Finding(
@@ -118,10 +123,7 @@ def with_cause(exam: Examination, finding: Finding, bugs: tuple[Bug, ...] | None
     if bugs is None:
         return finding
     if not bugs:
-        names = ", ".join(bug.name for bug in exam.known)
-        return replace(
-            finding, status="note", symptom=f"{finding.symptom}; follows from what was found before ({names})"
-        )
+        return follows(exam, finding)
     exam.known.extend(bugs)
     kinds = {bug.layer_kind for bug in bugs} - {""}
     layers = tuple(sorted({i for kind in kinds for i in exam.layers_of(kind)})) or finding.layers

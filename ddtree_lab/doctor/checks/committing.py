@@ -3,48 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import Cache
 
 from ddtree_lab.compat import layer_tensors
-from ddtree_lab.doctor.checks.base import check, judge, needs
-from ddtree_lab.doctor.examination import Examination
+from ddtree_lab.doctor.checks.base import check, judge, needs, row_errors
+from ddtree_lab.doctor.examination import NOISE_FACTOR, NOISE_FLOOR, Examination
 from ddtree_lab.doctor.hypotheses import distance
 from ddtree_lab.doctor.report import Finding
 from ddtree_lab.stages.cache import make_cache
-from ddtree_lab.stages.forward import prefill
+from ddtree_lab.stages.forward import prefill, run_target
 from ddtree_lab.stages.tree import DraftTree
 
 STAGES = ("cache", "mask", "verify", "commit")
+NO_CACHE = {"cache": "not examined: the port has no cache()"}
 PARTS = {"keys": "KV", "values": "KV", "conv_states": "conv", "recurrent_states": "recurrent"}
 
 
-def after_paths(exam: Examination, port: Any, paths: Sequence[Sequence[int]]) -> Tensor:
-    """Logits of the next token after committing each path of the tree, each from a fresh prefill."""
-    rows = []
-    for path in paths:
-        state = exam.prefilled(port)
-        port.verify(state, exam.tree)
-        state = port.commit(state, path)
-        rows.append(port.verify(state, _next_anchor(exam, path))[0])
-    return torch.stack(rows)
+def _committed(exam: Examination, port: Any, path: Sequence[int]) -> Any:
+    """A port's state after one round that accepts a path of the tree."""
+    state = exam.prefilled(port)
+    port.verify(state, exam.tree)
+    return port.commit(state, path)
+
+
+def _text_after(exam: Examination, path: Sequence[int]) -> list[int]:
+    return [*exam.before(), *exam.tree.token_ids[list(path)].tolist()]
 
 
 def _next_anchor(exam: Examination, path: Sequence[int]) -> DraftTree:
     """A lone root after a committed path: the target's own token there."""
-    text = [*exam.before(), *exam.tree.token_ids[list(path)].tolist()]
-    return DraftTree.from_parents([int(exam.truth(text).argmax())], [-1])
+    return DraftTree.from_parents([int(exam.truth(_text_after(exam, path)).argmax())], [-1])
 
 
 def _truth_after(exam: Examination, paths: Sequence[Sequence[int]]) -> Tensor:
-    rows = []
-    for path in paths:
-        text = [*exam.before(), *exam.tree.token_ids[list(path)].tolist()]
-        rows.append(exam.truth([*text, int(_next_anchor(exam, path).token_ids[0])]))
-    return torch.stack(rows)
+    return torch.stack(
+        [exam.truth([*_text_after(exam, p), int(_next_anchor(exam, p).token_ids[0])]) for p in paths]
+    )
 
 
 @check(
@@ -56,43 +54,52 @@ def rollback(exam: Examination) -> Iterator[Finding]:
     paths = [exam.tree.path(node) for node in (0, 2, 3, 4, 6, 7, 8)]
     truth = _truth_after(exam, paths)
 
+    def probe(port: Any) -> Tensor:
+        return torch.stack([port.verify(_committed(exam, port, p), _next_anchor(exam, p))[0] for p in paths])
+
     def wrong(answer: Tensor) -> Finding:
         errors = (answer - truth).abs().amax(-1)
+        differences = _differences(exam, paths[1]) if exam.port.has("cache") else {}
         bad = [len(paths[i]) - 1 for i in range(len(paths)) if float(errors[i]) > exam.tolerance]
         return Finding(
-            "rollback", "problem", "commit", _wrong_layers(exam, paths),
+            "rollback", "problem", "commit",
+            tuple(i for i, parts in differences.items() if max(parts.values()) > 1e-2),
             symptom=f"after accepting {sorted(set(bad))} drafts the next token is scored wrongly",
             evidence={
                 "error_by_accepted_drafts": {
                     f"{len(p) - 1} ({p[-1]})": round(float(e), 4) for p, e in zip(paths, errors, strict=True)
                 },
                 "tolerance": exam.tolerance,
-                **_wrong_tensors(exam, paths),
+                **({"state_error_by_part": _by_part(differences)} if differences else NO_CACHE),
             },
             cause="what rejected nodes wrote is still in the state, or accepted rows are missing",
             fix="after each round the cache must equal a fresh prefill of the text; recurrent layers cannot be cropped",
         )  # fmt: skip
 
     yield judge(
-        exam, "rollback", partial(_after, exam, paths), truth, STAGES,
+        exam, "rollback", probe, truth, STAGES,
         right=f"after accepting 0 to {max(map(len, paths)) - 1} drafts the next token is right",
         wrong=wrong,
     )  # fmt: skip
 
 
-def _after(exam: Examination, paths: Sequence[Sequence[int]], port: Any) -> Tensor:
-    return after_paths(exam, port, paths)
+def _fresh_cache(exam: Examination, text: Sequence[int]) -> Cache:
+    cache = make_cache(exam.target)
+    prefill(exam.target, torch.tensor([list(text)]), cache)
+    exam.num_forwards += 1
+    return cache
+
+
+def _flat(cache: Cache) -> Tensor:
+    """All numbers a cache holds, in one row."""
+    tensors = (t for layer in cache.layers for t in layer_tensors(layer).values())
+    return torch.cat([t.float().cpu().flatten() for t in tensors])
 
 
 def _differences(exam: Examination, path: Sequence[int]) -> dict[int, dict[str, float]]:
     """Layer → part → distance of the port's cache after a path from a fresh prefill's."""
-    state = exam.prefilled(exam.port)
-    exam.port.verify(state, exam.tree)
-    cache = exam.port.cache(exam.port.commit(state, path))
-    fresh = make_cache(exam.target)
-    text = [*exam.before(), *exam.tree.token_ids[list(path)].tolist()]
-    prefill(exam.target, torch.tensor([text]), fresh)
-    exam.num_forwards += 1
+    cache = exam.port.cache(_committed(exam, exam.port, path))
+    fresh = _fresh_cache(exam, _text_after(exam, path))
     found: dict[int, dict[str, float]] = {}
     for i, (have, want) in enumerate(zip(cache.layers, fresh.layers, strict=False)):
         held = layer_tensors(have)
@@ -109,21 +116,12 @@ def _distance_or_inf(have: Tensor | None, want: Tensor) -> float:
     return distance(have.float().cpu(), want.float().cpu())
 
 
-def _wrong_tensors(exam: Examination, paths: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """KV, convolution and recurrent state apart, worst over layers, for the path with most rejected nodes."""
-    if not exam.port.has("cache"):
-        return {"cache": "not examined: the port has no cache()"}
-    by_part: dict[str, float] = {}
-    for parts in _differences(exam, paths[1]).values():
-        for part, error in parts.items():
-            by_part[part] = max(error, by_part.get(part, 0.0))
-    return {"state_error_by_part": by_part}
-
-
-def _wrong_layers(exam: Examination, paths: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    if not exam.port.has("cache"):
-        return ()
-    return tuple(i for i, parts in _differences(exam, paths[1]).items() if max(parts.values()) > 1e-2)
+def _by_part(differences: dict[int, dict[str, float]]) -> dict[str, float]:
+    """KV, convolution and recurrent state apart, the worst of all layers."""
+    worst: dict[str, float] = {}
+    for parts in differences.values():
+        worst.update({part: max(error, worst.get(part, 0.0)) for part, error in parts.items()})
+    return worst
 
 
 @check(
@@ -133,48 +131,37 @@ def _wrong_layers(exam: Examination, paths: Sequence[Sequence[int]]) -> tuple[in
 def state_after_commit(exam: Examination) -> Iterator[Finding]:
     path = exam.tree.path(6)
 
-    def probe(port: Any) -> Tensor:
-        state = exam.prefilled(port)
-        port.verify(state, exam.tree)
-        cache = port.cache(port.commit(state, path))
-        tensors = [t for layer in cache.layers for t in layer_tensors(layer).values()]
-        return torch.cat([t.float().cpu().flatten() for t in tensors])
-
-    fresh = make_cache(exam.target)
-    text = [*exam.before(), *exam.tree.token_ids[path].tolist()]
-    prefill(exam.target, torch.tensor([text]), fresh)
-    truth = torch.cat(
-        [t.float().cpu().flatten() for layer in fresh.layers for t in layer_tensors(layer).values()]
-    )
+    text = _text_after(exam, path)
+    truth = _flat(_fresh_cache(exam, text))
     limit = _state_tolerance(exam, text, truth)
-    yield judge(
-        exam, "state_after_commit", probe, truth, STAGES, tolerance=limit,
-        right=f"every tensor within {limit:.2g}",
-        wrong=lambda answer: Finding(
+
+    def probe(port: Any) -> Tensor:
+        return _flat(port.cache(_committed(exam, port, path)))
+
+    def wrong(answer: Tensor) -> Finding:
+        differences = _differences(exam, path)
+        return Finding(
             "state_after_commit", "problem", "commit",
-            tuple(i for i, parts in _differences(exam, path).items() if max(parts.values()) > limit),
+            tuple(i for i, parts in differences.items() if max(parts.values()) > limit),
             symptom="the cache after a commit is not what a prefill of the same text gives",
-            evidence={"by_layer": _differences(exam, path), "tolerance": limit},
+            evidence={"by_layer": differences, "tolerance": limit},
             cause="the commit keeps other rows or states than the accepted path's",
             fix="compare the tensors named above with a fresh prefill after each commit",
-        ),
+        )  # fmt: skip
+
+    yield judge(
+        exam, "state_after_commit", probe, truth, STAGES, tolerance=limit,
+        right=f"every tensor within {limit:.2g}", wrong=wrong,
     )  # fmt: skip
 
 
 def _state_tolerance(exam: Examination, text: Sequence[int], truth: Tensor) -> float:
     """The same text run one token at a time: what rounding alone does to the tensors."""
-    from ddtree_lab.doctor.examination import NOISE_FACTOR, NOISE_FLOOR
-    from ddtree_lab.stages.forward import run_target
-
-    cache = make_cache(exam.target)
-    prefill(exam.target, torch.tensor([list(text[:-4])]), cache)
+    cache = _fresh_cache(exam, text[:-4])
     for token in text[-4:]:
         run_target(exam.target, torch.tensor([[token]]), cache)
-    exam.num_forwards += 6
-    other = torch.cat(
-        [t.float().cpu().flatten() for layer in cache.layers for t in layer_tensors(layer).values()]
-    )
-    return max(NOISE_FACTOR * distance(other, truth), NOISE_FLOOR * float(truth.abs().max()))
+    exam.num_forwards += 4
+    return max(NOISE_FACTOR * distance(_flat(cache), truth), NOISE_FLOOR * float(truth.abs().max()))
 
 
 @check(
@@ -196,7 +183,7 @@ def rounds_in_a_row(exam: Examination) -> Iterator[Finding]:
         wrong=lambda answer: Finding(
             "rounds_in_a_row", "problem", "commit",
             symptom="the logits along one fixed text depend on what was accepted and rejected on the way",
-            evidence={"errors": (answer - truth).abs().amax(-1).tolist(), "tolerance": exam.tolerance},
+            evidence=row_errors(exam, answer, truth),
             cause="something of earlier rounds stays in the state",
             fix="look at the first round whose error is above the tolerance; what it rejected is what stayed",
         ),
@@ -247,7 +234,7 @@ def runs_in_a_row(exam: Examination) -> Iterator[Finding]:
         wrong=lambda answer: Finding(
             "runs_in_a_row", "problem", "cache",
             symptom="a prompt is scored otherwise after another prompt was run",
-            evidence={"errors": (answer - truth).abs().amax(-1).tolist(), "tolerance": exam.tolerance},
+            evidence=row_errors(exam, answer, truth),
             cause="a buffer or a state of the first run is still in use in the second",
             fix="make every run's cache, masks and drafter context anew",
         ),

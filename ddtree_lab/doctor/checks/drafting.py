@@ -10,10 +10,11 @@ from torch import Tensor
 
 from ddtree_lab.doctor.checks.base import check, judge, needs
 from ddtree_lab.doctor.checks.static import needs_dflash
-from ddtree_lab.doctor.examination import Examination
+from ddtree_lab.doctor.examination import Examination, Probe
 from ddtree_lab.doctor.report import Finding
 from ddtree_lab.stages.forward import decoder_layers, run_target
 from ddtree_lab.stages.tree import DraftTree, build_tree
+from ddtree_lab.stages.walk import walk_tree
 
 STAGES = ("cache", "mask", "verify", "commit", "draft")
 TREE_BUDGET = 32
@@ -44,14 +45,12 @@ def first_draft(exam: Examination) -> Iterator[Finding]:
         return port.draft(exam.prefilled(port), exam.prompt[-1])
 
     truth = clean_draft(exam, exam.prompt)
-    yield judge(
-        exam, "first_draft", probe, truth, STAGES, tolerance=_draft_tolerance(exam, truth),
+    yield _judge_drafts(
+        exam, "first_draft", probe, truth,
         right="taps, context and block are the drafter's own",
-        wrong=lambda answer: _wrong_drafts(
-            "first_draft", answer, truth, "already the first draft is not the drafter's",
-            "the block, the taps or the drafter as built differ from its config",
-            "check in this order: anchor and mask id, tap offsets, positions, rotary settings, windows",
-        ),
+        symptom="already the first draft is not the drafter's",
+        cause="the block, the taps or the drafter as built differ from its config",
+        fix="check in this order: anchor and mask id, tap offsets, positions, rotary settings, windows",
     )  # fmt: skip
 
 
@@ -60,13 +59,21 @@ def _draft_tolerance(exam: Examination, truth: Tensor) -> float:
     return max(exam.tolerance, 1e-4 * scale)
 
 
-def _wrong_drafts(name: str, answer: Tensor, truth: Tensor, symptom: str, cause: str, fix: str) -> Finding:
-    evidence: dict[str, Any] = {"rows_expected": len(truth), "rows_given": len(answer)}
-    if answer.shape == truth.shape:
-        evidence["errors_by_depth"] = (answer - truth).abs().amax(-1).tolist()
-        agree = (answer.argmax(-1) == truth.argmax(-1)).float().mean()
-        evidence["same_favourite"] = f"{float(agree):.0%}"
-    return Finding(name, "problem", "draft", symptom=symptom, evidence=evidence, cause=cause, fix=fix)
+def _judge_drafts(
+    exam: Examination, name: str, probe: Probe, truth: Tensor, right: str, symptom: str, cause: str, fix: str
+) -> Finding:
+    """Compare drafts with those on clean input; a wrong answer's evidence goes by depth."""
+
+    def wrong(answer: Tensor) -> Finding:
+        evidence: dict[str, Any] = {"rows_expected": len(truth), "rows_given": len(answer)}
+        if answer.shape == truth.shape:
+            evidence["errors_by_depth"] = (answer - truth).abs().amax(-1).tolist()
+            agree = (answer.argmax(-1) == truth.argmax(-1)).float().mean()
+            evidence["same_favourite"] = f"{float(agree):.0%}"
+        return Finding(name, "problem", "draft", symptom=symptom, evidence=evidence, cause=cause, fix=fix)
+
+    tolerance = _draft_tolerance(exam, truth)
+    return judge(exam, name, probe, truth, STAGES, tolerance=tolerance, right=right, wrong=wrong)
 
 
 @check(
@@ -82,14 +89,12 @@ def later_drafts(exam: Examination) -> Iterator[Finding]:
         return torch.cat(list(_drafts_along(exam, port))[1:])
 
     truth = torch.cat([clean_draft(exam, text[:end]) for end in starts])
-    yield judge(
-        exam, "later_drafts", probe, truth, STAGES, tolerance=_draft_tolerance(exam, truth),
+    yield _judge_drafts(
+        exam, "later_drafts", probe, truth,
         right="the drafter's context holds the committed text and nothing else",
-        wrong=lambda answer: _wrong_drafts(
-            "later_drafts", answer, truth, "drafts after a round are not the drafter's own",
-            "the drafter's context holds rows that are not the committed text's, or lacks some",
-            "context rows = committed tokens: prompt and accepted path, no noise, no rejected nodes, no bonus token",
-        ),
+        symptom="drafts after a round are not the drafter's own",
+        cause="the drafter's context holds rows that are not the committed text's, or lacks some",
+        fix="context rows = committed tokens: prompt and accepted path, no noise, no rejected nodes, no bonus token",
     )  # fmt: skip
 
 
@@ -122,14 +127,12 @@ def second_run(exam: Examination) -> Iterator[Finding]:
         return port.draft(exam.prefilled(port, 3), anchor)
 
     truth = clean_draft(exam, [*text, anchor])
-    yield judge(
-        exam, "second_run", probe, truth, STAGES, tolerance=_draft_tolerance(exam, truth),
+    yield _judge_drafts(
+        exam, "second_run", probe, truth,
         right="a second run drafts as if it were the first",
-        wrong=lambda answer: _wrong_drafts(
-            "second_run", answer, truth, "the second prompt is drafted otherwise than the first would be",
-            "the drafter's context of an earlier run is still there",
-            "start each run with an empty context",
-        ),
+        symptom="the second prompt is drafted otherwise than the first would be",
+        cause="the drafter's context of an earlier run is still there",
+        fix="start each run with an empty context",
     )  # fmt: skip
 
 
@@ -186,10 +189,5 @@ def rounds_on_clean_text(
 
 def accepted_along(tree: DraftTree, text: Sequence[int]) -> int:
     """How many nodes of a tree follow a text from the root on."""
-    node = accepted = 0
-    for token in text:
-        child = tree.children(node).get(int(token))
-        if child is None:
-            break
-        node, accepted = child, accepted + 1
-    return accepted
+    known = [*text, *[-1] * (tree.depth + 1 - len(text))]  # no child has the token −1
+    return walk_tree(tree, [known[depth] for depth in tree.depths]).num_accepted_drafts

@@ -185,7 +185,7 @@ def sampled_text(exam: Examination) -> Iterator[Finding]:
 
     A port with its own randomness cannot be; its distribution is compared instead, see `distribution`.
     """
-    if not getattr(exam.port.inner, "keyed_noise", exam.is_builtin):
+    if not exam.has_keyed_noise:
         yield Finding(
             "sampled_text",
             "skipped",
@@ -207,9 +207,8 @@ SMALLEST_P = 1e-4
 
 
 def not_own_noise(exam: Examination) -> str:
-    return "the port's noise is keyed by seed and position: sampled_text compares token for token" if (
-        getattr(exam.port.inner, "keyed_noise", exam.is_builtin)
-    ) else ""  # fmt: skip
+    keyed = "the port's noise is keyed by seed and position: sampled_text compares token for token"
+    return keyed if exam.has_keyed_noise else ""
 
 
 @check("distribution", "walk", "D21", "is the second sampled token distributed as the target says", cost=2 * NUM_DRAWS,

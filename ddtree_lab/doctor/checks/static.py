@@ -176,7 +176,7 @@ def state_precision(exam: Examination) -> Iterator[Finding]:
     cost=30,
 )
 def near_ties(exam: Examination) -> Iterator[Finding]:
-    rows = exam._continued[1]
+    rows = exam.text_logits
     best = rows.topk(2, dim=-1).values
     gaps = (best[:, 0] - best[:, 1]).sort().values
     quantile = {f"{share:.0%}": float(gaps[int(share * (len(gaps) - 1))]) for share in (0.0, 0.1, 0.5)}

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ddtree_lab.doctor.checks.base import check, follows, judge
+from ddtree_lab.doctor.checks.base import check, follows, judge, row_errors
 from ddtree_lab.doctor.examination import Examination, PortError
 from ddtree_lab.doctor.report import Finding
 from ddtree_lab.stages.forward import decoder_layers
@@ -240,7 +240,7 @@ def verifying_twice(exam: Examination) -> Iterator[Finding]:
         wrong=lambda answer: Finding(
             "verifying_twice", "problem", "verify",
             symptom="a tree is scored otherwise after another one was verified on the same state",
-            evidence={"errors": (answer - truth).abs().amax(-1).tolist(), "tolerance": exam.tolerance},
+            evidence=row_errors(exam, answer, truth),
             cause="the verify pass writes into the state it reads, or a buffer of the first tree is still in use",
             fix="work on a fork of the cache, or restore it before returning; make mask and positions anew",
         ),
