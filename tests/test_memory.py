@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import weakref
 
@@ -13,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 from ddtree_lab.compat import iter_states
-from ddtree_lab.stages.cache import make_cache
+from ddtree_lab.stages.cache import fork_cache, make_cache
 from ddtree_lab.stages.commit import commit_path
 from ddtree_lab.stages.forward import prefill
 from ddtree_lab.stages.verify import verify_tree
@@ -154,3 +155,26 @@ def test_the_head_reads_only_rows_that_are_asked_for(make):
         commit_path(target, cache, verify_tree(target, cache, tree, "tree"), tree.path(7))
         assert rows == [8]
     handle.remove()
+
+
+@pytest.mark.parametrize("method", ["tree", "scan"])
+def test_the_grown_copy_of_the_cache_is_gone_when_the_pass_is(method, monkeypatch):
+    """By counting references alone: at a long context the copy is too large to wait for the garbage collector."""
+    target, copies = hybrid(), []
+
+    def fork(*args, **kwargs):
+        copies.append(fork_cache(*args, **kwargs))
+        return copies[-1]
+
+    cache, tree = filled_cache(target, random_ids(5)), random_tree("bushy", 8)
+    verify_tree(target, cache, tree, method)  # the trial pass is behind us
+    monkeypatch.setattr("ddtree_lab.stages.verify.fork_cache", fork)
+    gc.disable()
+    try:
+        verification = verify_tree(target, cache, tree, method)
+        watched = [weakref.ref(layer) for layer in copies[0].layers]
+        copies.clear()
+        assert not any(layer() is not None for layer in watched)
+    finally:
+        gc.enable()
+    commit_path(target, cache, verification, tree.path(7))

@@ -14,7 +14,8 @@ factors, lives on the `Verification` and reaches the cache only through `commit_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -155,10 +156,9 @@ def _verify_masked(
     ported = {} if method == "flattened" else tree_support(target).modules
     # Ports only read the committed states, so they may be shared; the naive pass overwrites them.
     fork = fork_cache(cache, clone_states=method == "flattened")
-    rows = _record_rows(fork)
     factors: dict[int, Factors] = {}
     forwards = _tree_forwards(ported, cache, TreeTopology(tree), method == "scan", factors)
-    with replaced_forwards(forwards):
+    with replaced_forwards(forwards), _recorded_rows(fork) as rows:
         out = run_target(
             target,
             torch.from_numpy(tree.token_ids)[None],
@@ -201,7 +201,8 @@ def _tree_forwards(
     return {module: partial(forward, i, module) for i, module in modules.items()}
 
 
-def _record_rows(fork: Cache) -> dict[int, tuple[Tensor, Tensor]]:
+@contextmanager
+def _recorded_rows(fork: Cache) -> Iterator[dict[int, tuple[Tensor, Tensor]]]:
     """Keep the rows that each attention layer of a forked cache is given, as the layer grows."""
     rows: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -214,7 +215,11 @@ def _record_rows(fork: Cache) -> dict[int, tuple[Tensor, Tensor]]:
     for i, layer in enumerate(fork.layers):
         if hasattr(layer, "update"):
             layer.update = partial(recording, i, layer.update)
-    return rows
+    try:
+        yield rows
+    finally:  # a layer that holds its own method would keep the grown copy alive until the garbage collector runs
+        for layer in fork.layers:
+            vars(layer).pop("update", None)
 
 
 def _fitting_mask(
