@@ -18,18 +18,21 @@ PACKAGES_5.8.0 := transformers==5.8.0 'tokenizers<0.23' $(HUB_1)
 PACKAGES_5.17.0 := transformers==5.17.0 $(HUB_1)
 PACKAGES_newest := transformers
 
+# One worker a core; tests of one file are spread too, because a few files hold most of the time.
+PARALLEL := -n logical --maxprocesses 8 --dist worksteal
+
 .PHONY: test-matrix run test lab check pair clean
 
 run: .venv/.core
 	$(BIN)/ddtree-lab run $(ARGS)
 
 test: .venv/.test
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 test-matrix: $(MATRIX:%=build/matrix/%/.installed)
 	@for version in $(MATRIX); do \
 		echo "transformers $$version"; \
-		PYTHONPATH="$(CURDIR)/build/matrix/$$version" $(BIN)/python -m pytest -q -m "not gpu and not real" $(MATRIX_TESTS) $(ARGS) \
+		PYTHONPATH="$(CURDIR)/build/matrix/$$version" $(BIN)/python -m pytest -q $(PARALLEL) -m "not gpu and not real" $(MATRIX_TESTS) $(ARGS) \
 			|| exit 1; \
 	done
 

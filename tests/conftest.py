@@ -1,3 +1,6 @@
+import os
+
+import pytest
 import torch
 from checks import LARGEST_ERRORS
 from hypothesis import settings
@@ -5,7 +8,19 @@ from hypothesis import settings
 # The same examples on every machine and run: a failure is found again by running the test again.
 settings.register_profile("lab", deadline=None, derandomize=True, max_examples=150)
 settings.load_profile("lab")
-torch.set_num_threads(min(2, torch.get_num_threads()))
+torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else min(2, torch.get_num_threads()))
+
+
+def pytest_sessionfinish(session):
+    """A worker of pytest-xdist hands its errors to the process that prints the summary."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["largest_errors"] = LARGEST_ERRORS
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error):
+    for label, largest in getattr(node, "workeroutput", {}).get("largest_errors", {}).items():
+        LARGEST_ERRORS[label] = max(largest, LARGEST_ERRORS.get(label, 0.0))
 
 
 def pytest_terminal_summary(terminalreporter):
