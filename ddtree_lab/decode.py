@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ddtree_lab.environment import environment_summary
 from ddtree_lab.pair import Pair, Prompt
 from ddtree_lab.pipeline import (
     Settings,
@@ -19,13 +18,11 @@ from ddtree_lab.pipeline import (
     settings_for,
     start,
     take_tokens,
-    target_log_probs,
 )
+from ddtree_lab.recording import make_trace, record_round
 from ddtree_lab.records import Record
 from ddtree_lab.stages.cache import make_cache
 from ddtree_lab.stages.forward import prefill, run_target
-from ddtree_lab.stages.verify import Verification
-from ddtree_lab.stages.walk import Walk
 from ddtree_lab.trace import Round, Trace
 
 AUTOREGRESSIVE = "autoregressive"
@@ -239,51 +236,3 @@ def _speculative(pair: Pair, input_ids: Tensor, settings: Settings, tell: Tell, 
         tell(done.emitted_token_ids)
     run.token_ids, run.finish_reason = state.new_token_ids, state.finish_reason
     return run
-
-
-def record_round(before: State, after: State, with_log_probs: bool = True) -> Round:
-    """The round between two states as plain data.
-
-    Args:
-        before: when the round began; its text is all but what the round emitted.
-        after: right after the commit.
-    """
-    walk, verification = after.records["walk"], after.records["verify"]
-    assert isinstance(walk, Walk) and isinstance(verification, Verification)
-    tokens = walk.target_token_ids
-    log_probs = target_log_probs(verification, tokens) if with_log_probs else [0.0] * len(tokens)
-    emitted = after.token_ids[len(before.token_ids) :]
-    return Round(
-        past_length=verification.past_length,
-        tree=verification.tree,
-        target_token_ids=tokens,
-        target_log_probs=tuple(log_probs),
-        path=walk.path[: len(emitted)],
-        emitted_token_ids=emitted,
-        stage_seconds=after.stage_seconds,
-    )
-
-
-def make_trace(
-    pair: Pair,
-    prompt_token_ids: tuple[int, ...],
-    first_token_id: int,
-    rounds: Sequence[Round],
-    settings: dict[str, Any],
-    finish_reason: str | None,
-) -> Trace:
-    """A trace with the text of every token that occurs in it."""
-    occurring = {*prompt_token_ids, first_token_id}
-    for r in rounds:
-        occurring |= {*r.tree.token_ids.tolist(), *r.target_token_ids}
-    texts = {token: pair.decode([token], skip_special_tokens=False) for token in occurring}
-    return Trace(
-        pair=pair.name,
-        settings=settings,
-        prompt_token_ids=prompt_token_ids,
-        first_token_id=first_token_id,
-        rounds=tuple(rounds),
-        token_texts=texts,
-        finish_reason=finish_reason,
-        environment=environment_summary(),
-    )

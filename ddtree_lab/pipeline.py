@@ -313,10 +313,3 @@ def now(pair: Pair) -> float:
     if pair.embeddings.device.type == "cuda":
         torch.cuda.synchronize()  # kernels run behind Python's back
     return time.perf_counter()
-
-
-def target_log_probs(verification: Verification, token_ids: tuple[int, ...] | list[int]) -> list[float]:
-    """The target's log-probability (temperature 1) of a token at each node."""
-    log_probs = verification.logits.float().log_softmax(-1)
-    chosen = torch.as_tensor(np.asarray(token_ids), device=log_probs.device)
-    return log_probs.gather(1, chosen[:, None])[:, 0].tolist()

@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ddtree_lab.decode import make_trace, record_round
 from ddtree_lab.pair import Pair, Prompt
 from ddtree_lab.pipeline import STAGES, State, advance, settings_for, start
+from ddtree_lab.recording import make_trace, record_round
 from ddtree_lab.records import Record
 from ddtree_lab.stages.tree import DraftTree
 from ddtree_lab.trace import Round, Trace
