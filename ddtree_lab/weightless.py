@@ -19,6 +19,7 @@ from transformers import (
 from ddtree_lab.drafter import DFlashDrafter
 from ddtree_lab.drafter_config import DFlashConfig
 from ddtree_lab.presets import Preset, bundled_presets, preset_of_hub_id
+from ddtree_lab.smollm2 import SMOLLM2, smollm2_file
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Blueprint:
     """A model's config, and where it came from.
 
     Args:
-        source: `"preset"`, `"folder"` or `"hub"`.
+        source: `"preset"`, `"package"`, `"folder"` or `"hub"`.
         preset: the bundled preset, if it was asked for by name.
     """
 
@@ -43,15 +44,21 @@ class Blueprint:
 
 
 def read_blueprint(name: str, *, local_files_only: bool | None = None) -> Blueprint:
-    """The config of a bundled preset, a folder or a hub id, in this order; only a hub id may use the network.
+    """The config of a bundled preset, `smollm2`, a folder or a hub id, in this order.
+
+    Only a hub id may use the network.
 
     Raises:
+        ModuleNotFoundError: the package that brings SmolLM2 is not installed.
         ValueError: there is no such preset or folder, and the hub has no such model or cannot be reached; or it
             is a drafter's config.
     """
     if name.lower() in bundled_presets():
         preset = bundled_presets()[name.lower()]
         return Blueprint(preset.name, preset.target_config(), "preset", preset)
+    if name.lower() == SMOLLM2:
+        file = smollm2_file()
+        return Blueprint(SMOLLM2, AutoConfig.from_pretrained(file.parent, gguf_file=file.name), "package")
     is_folder = Path(name).is_dir()
     try:
         config = AutoConfig.from_pretrained(
@@ -124,4 +131,4 @@ def _suggestion(name: str) -> str:
     known = preset_of_hub_id(name)
     if known is not None:
         return f"Its config is bundled: ask for the preset {known.name!r}."
-    return f"Give a folder, a hub id or a preset ({', '.join(bundled_presets())})."
+    return f"Give a folder, a hub id or a preset ({', '.join([*bundled_presets(), SMOLLM2])})."

@@ -11,6 +11,7 @@ import torch
 import ddtree_lab as dl
 from ddtree_lab import smollm2
 from ddtree_lab.cli import main
+from ddtree_lab.inspection import inspect_model
 
 
 def install(folder: Path, package: str, *files: str) -> None:
@@ -54,9 +55,14 @@ def test_a_package_without_the_file_is_told(site):
         smollm2.smollm2_file()
 
 
-def test_the_command_line_says_it_in_one_line(monkeypatch, capsys):
+@pytest.mark.parametrize(
+    "command",
+    [["run", "--target", "smollm2"], ["inspect", "smollm2"], ["plan", "smollm2", "--memory", "2GB"]],
+    ids=" ".join,
+)
+def test_the_command_line_says_it_in_one_line(command, monkeypatch, capsys):
     monkeypatch.setattr(smollm2, "PACKAGE", "a-package-that-nobody-has")
-    assert main(["run", "--target", "smollm2"]) == 2
+    assert main(command) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.count("\n") == 1
@@ -101,3 +107,12 @@ def test_sampled_text_is_the_same_too(pair):
     settings = dict(max_new_tokens=12, temperature=0.8, seed=3)
     plain = dl.generate(pair, "Count to ten.", "autoregressive", **settings)
     assert dl.generate(pair, "Count to ten.", tree_budget=8, **settings).token_ids == plain.token_ids
+
+
+@pytest.mark.real
+def test_it_is_inspected_without_its_weights(pair):
+    told = inspect_model("smollm2")
+    assert told.source == "package"
+    assert told.num_tensors == len(list(pair.target.named_parameters()))  # the tied head once
+    assert told.num_parameters == pair.target.num_parameters()
+    assert told.kv_bytes_per_token == 30 * 2 * 3 * 64 * 4  # layers, keys and values, heads, head_dim, float32

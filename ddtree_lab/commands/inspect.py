@@ -6,10 +6,13 @@ import argparse
 import json
 
 from ddtree_lab.cli import UsageError
+from ddtree_lab.commands.pair_arguments import USER_ERRORS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a preset such as qwen3.6-27b, a folder, or a hub id")
+    parser.add_argument(
+        "model", metavar="MODEL", help="a preset such as qwen3.6-27b, smollm2, a folder, or a hub id"
+    )
     parser.add_argument("--dtype", help="of the weights, e.g. float32 (default: the checkpoint's)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
@@ -23,7 +26,7 @@ def execute(args: argparse.Namespace) -> int:
     quiet_libraries()
     try:
         inspection = inspect_model(args.model, args.dtype)
-    except ValueError as error:
+    except USER_ERRORS as error:
         raise UsageError(str(error)) from error
     if args.json:
         print(json.dumps(inspection.to_dict(), indent=2))

@@ -6,10 +6,13 @@ import argparse
 import json
 
 from ddtree_lab.cli import UsageError
+from ddtree_lab.commands.pair_arguments import USER_ERRORS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a preset such as qwen3.6-27b, a folder, or a hub id")
+    parser.add_argument(
+        "model", metavar="MODEL", help="a preset such as qwen3.6-27b, smollm2, a folder, or a hub id"
+    )
     parser.add_argument("--drafter", metavar="D", help="the same for its drafter (default: the preset's)")
     parser.add_argument(
         "--memory",
@@ -44,7 +47,7 @@ def execute(args: argparse.Namespace) -> int:
             context=args.context,
             reserve=args.reserve,
         )
-    except ValueError as error:
+    except USER_ERRORS as error:
         raise UsageError(str(error)) from error
     if args.json:
         print(json.dumps(plan.to_dict(), indent=2))
