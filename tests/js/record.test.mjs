@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import * as record from "../../ddtree_lab/view/static/record.js";
+import * as words from "../../ddtree_lab/view/static/words.js";
 import { childLists, massByBudget } from "../../ddtree_lab/view/static/tree.js";
 import { generator, randomRound } from "./random.mjs";
 
@@ -96,7 +97,7 @@ test("every node has one state and a reason that agrees with it", () => {
     const budget = Math.floor(generator(seed)() * round.ids.length);
     const walk = record.replay(round, budget);
     record.statesFor(round, budget, walk).forEach((state, node) => {
-      const sentence = record.reason(round, node, state, walk, budget);
+      const sentence = words.reason(round, node, state, walk, budget);
       const begins = { root: "The anchor", accepted: "Kept", rejected: "Not kept", pruned: "Outside" }[state];
       assert.ok(sentence.startsWith(begins), `${state}: ${sentence}`);
     });

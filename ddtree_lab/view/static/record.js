@@ -87,27 +87,10 @@ export function placeOf(round, node, path) {
   };
 }
 
-/** The drafter's own log-probability of a node's token: its path's less its parent's. */
+/** The drafter's own log-probability of a node's token: its path's less its parent's; null if unknown. */
 export function ownLogProb(round, node) {
-  return node === 0 ? 0 : round.log_probs[node] - round.log_probs[round.parents[node]];
-}
-
-/** Why a node has its state, as a sentence. */
-export function reason(round, node, state, walk, budget) {
-  const parent = round.parents[node];
-  const quote = (text) => `“${text}”`;
-  const asked = parent >= 0 && round.target_texts ? quote(round.target_texts[parent]) : "";
-  if (node === 0) return "The anchor: the last token of the text so far, already settled before this round.";
-  if (node > budget) return `Outside a budget of ${budget}: by path mass this is drafted token ${node}.`;
-  if (state === "pruned") return "Cut from the tree by hand.";
-  if (walk.ended === node) return `Kept: the target chose ${asked} after its parent. The text ends here, so it is not put into the cache.`;
-  if (state === "accepted") return `Kept: after its parent the target chose ${asked} too.`;
-  if (!round.target_texts || round.target_ids[parent] == null) return "Not verified yet.";
-  const onPath = walk.path.includes(parent);
-  if (round.target_ids[parent] === round.ids[node])
-    return onPath ? "Not kept: the text ended before it." : `Not kept, though the target agrees here: its parent ${quote(round.texts[parent])} was not kept.`;
-  if (onPath) return `Not kept: after its parent the target chose ${asked}.`;
-  return `Not kept: its parent ${quote(round.texts[parent])} was not kept.`;
+  const [path, above] = [round.log_probs[node], round.log_probs[round.parents[node]]];
+  return path === null || above === null || node === 0 || round.ranks[node] < 0 ? null : path - above;
 }
 
 /** What the drafter offered at each depth, as far as the tree took it in: its marginals. */
@@ -128,10 +111,13 @@ export function candidates(round) {
  * @returns {{id, text, origin: "prompt" | "prefill" | "draft" | "bonus", depth: number, round: number}[]}
  */
 export function origins(payload, lastRound) {
-  const { prompt, rounds } = payload;
-  const told = (prompt?.texts ?? []).map((text, i) => ({ id: prompt.ids[i], text, origin: "prompt", depth: 0, round: -1 }));
-  const root = rounds[0];
-  if (root) told.push({ id: root.ids[0], text: root.texts[0], origin: "prefill", depth: 0, round: -1 });
+  const { prompt, rounds, first } = payload;
+  const told = [];
+  const add = (origin, ids, texts) => ids.forEach((id, i) => told.push({ id, text: texts[i], origin, depth: 0, round: -1 }));
+  add("prompt", prompt?.ids ?? [], prompt?.texts ?? []);
+  if (first) add("prefill", first.ids, first.texts);
+  else if (rounds[0]) add("prefill", rounds[0].ids.slice(0, 1), rounds[0].texts);
+  if (payload.round_numbers?.[0] > 0) told.push({ id: null, text: "…", origin: "prompt", depth: 0, round: -1 });
   rounds.slice(0, lastRound + 1).forEach((round, r) => {
     (round.emitted ?? []).forEach((id, i) => {
       const isBonus = round.bonus && i === round.emitted.length - 1;

@@ -15,10 +15,15 @@ export function pathTo(parents, node) {
   return path.reverse();
 }
 
+/** The probability of a path; an unknown one counts as 0. */
+export function massOf(logProb) {
+  return logProb === null || logProb === undefined ? 0 : Math.exp(logProb);
+}
+
 /** Running sum of path probabilities: entry b is the mass a budget of b captures. */
 export function massByBudget(logProbs) {
   let mass = 0;
-  return logProbs.map((logProb, node) => (node ? (mass += Math.exp(logProb)) : 0));
+  return logProbs.map((logProb, node) => (node ? (mass += massOf(logProb)) : 0));
 }
 
 /**
@@ -35,7 +40,7 @@ export function visibleNodes(round, { cap = Infinity, keep = [], opened = new Se
     for (let i = node; i >= 0 && !shown[i]; i = parents[i]) shown[i] = 1;
   };
   const order = parents.map((_, node) => node);
-  if (cap < order.length) order.sort((a, b) => logProbs[b] - logProbs[a] || a - b);
+  if (cap < order.length) order.sort((a, b) => massOf(logProbs[b]) - massOf(logProbs[a]) || a - b);
   order.slice(0, Math.max(1, cap)).forEach(add);
   keep.forEach(add);
   parents.forEach((parent, node) => opened.has(parent) && add(node));
