@@ -73,7 +73,8 @@ export function slotsPanel(view, onSelect) {
       }),
     );
     for (const slot of svg.querySelectorAll("[data-slot]")) {
-      slot.dataset.state = states[slot.dataset.slot];
+      const state = states[slot.dataset.slot];
+      if (slot.dataset.state !== state) slot.dataset.state = state;
       slot.classList.toggle("ddt-chosen", Number(slot.dataset.slot) === node);
     }
     words.textContent = committed

@@ -70,7 +70,7 @@ const MINUS = "−";
 export function logText(value) {
   if (value === null || value === undefined) return "–";
   const size = Math.abs(value);
-  return `${value < 0 ? MINUS : ""}${size.toFixed(size >= 99.5 ? 0 : size >= 0.0995 ? 2 : 3)}`;
+  return `${value <= -0.0005 ? MINUS : ""}${size.toFixed(size >= 99.5 ? 0 : size >= 0.0995 ? 2 : 3)}`;
 }
 
 /** A probability or a mass: three significant digits at most, never a rounded-away zero. */

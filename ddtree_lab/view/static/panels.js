@@ -1,5 +1,5 @@
 // The panels around the tree: what a node is, the rows of the verify pass, the layers, the text.
-import { badge, count, h, logText, massText, panel, s, scroller, shorten, STATES, term } from "./marks.js";
+import { badge, count, h, logText, massText, panel, s, scroller, shorten, term } from "./marks.js";
 import { candidates, ownLogProb, placeOf } from "./record.js";
 import { massOf } from "./tree.js";
 
@@ -42,7 +42,7 @@ export function nodeDetails(view) {
   rows.push(["mask row sees", `${count(round.past_length, "committed token")}, ${place.sees.length > 1 ? "nodes" : "node"} ${place.sees.join(" ")}`]);
   rows.push(["cache slot", `${place.slotBefore} → ${slotAfter(view, place)}`, "cache_slot"]);
   return [
-    h("p", { class: "ddt-why" }, badge(state, h("b", {}, STATES[state][0])), " ", h("span", {}, view.why)),
+    h("p", { class: "ddt-why" }, badge(state), " ", h("span", {}, view.why)),
     h("dl", { class: "ddt-facts" }, rows.map(([label, value, key]) => [h("dt", {}, term(definitions, key, label)), h("dd", {}, value)])),
     view.targets && topList(round.target_top?.[node], definitions),
   ];
@@ -51,7 +51,7 @@ export function nodeDetails(view) {
 function bonusDetails({ walk, round }) {
   const last = walk.path.at(-1);
   return [
-    h("p", { class: "ddt-why" }, badge("bonus", h("b", {}, "bonus")), ` The target’s own token after “${round.texts[last]}”, where the tree had no such child. It is emitted and becomes the next round’s anchor.`),
+    h("p", { class: "ddt-why" }, badge("bonus"), ` Bonus: the target’s own token after “${round.texts[last]}”, where the tree had no such child. It is emitted and becomes the next round’s anchor.`),
     h("dl", { class: "ddt-facts" },
       h("dt", {}, "token"), h("dd", {}, h("code", {}, walk.bonus.text), ` id ${walk.bonus.id}`),
       h("dt", {}, "target log-probability"), h("dd", {}, logText(walk.bonus.logProb)),
@@ -77,23 +77,20 @@ function slotAfter(view, place) {
 
 /** Rows of the verify pass: node, position id, mask row and cache slot are one line of one table. */
 export function rowsTable(view, nodes) {
-  const { round, walk, definitions } = view;
+  const { round, definitions } = view;
   const n = round.ids.length;
   const cell = n <= 48 ? 4 : Math.max(200 / n, 0.25);
   const head = [["row", "#"], ["token", "token"], ["position_id", "position"], ["cache_slot", "slot"], ["cache_slot", "after"], ["mask", "mask row"]];
+  // Rows are boxes of their own, not table rows, so that the browser may leave out those that are not in view.
+  const line = (role, attributes, cells) => h("div", { role: "row", ...attributes }, cells.map((content) => h("span", { role }, content)));
   const body = nodes.map((node) => {
-    const place = placeOf(round, node, walk?.path ?? []);
-    return h("tr", { "data-row": node, "data-position": place.position },
-      h("td", { class: "ddt-num" }, String(node)),
-      h("td", {}, h("code", {}, shorten(round.texts[node], 9))),
-      h("td", { class: "ddt-num" }, String(place.position)),
-      h("td", { class: "ddt-num" }, String(place.slotBefore)),
-      h("td", { class: "ddt-num ddt-after" }),
-      h("td", { class: "ddt-mask" }, maskStrip(place.sees, n, cell)));
+    const { position, sees, slotBefore } = placeOf(round, node, []);
+    const cells = [String(node), h("code", {}, shorten(round.texts[node], 9)), String(position), String(slotBefore), "", maskStrip(sees, n, cell)];
+    return line("cell", { "data-row": node }, cells);
   });
-  const table = h("table", { style: `--cell:${cell}px` },
-    h("thead", {}, h("tr", {}, head.map(([key, label]) => h("th", { scope: "col" }, term(definitions, key, label))))),
-    h("tbody", {}, body));
+  const width = 280 + 26 + n * cell;
+  const table = h("div", { role: "table", "aria-label": "Rows of the verify pass", style: `--cell:${cell}px;min-width:${Math.ceil(width)}px` },
+    line("columnheader", { class: "ddt-head" }, head.map(([key, label]) => term(definitions, key, label))), body);
   return scroller("rows", "Rows of the verify pass", table);
 }
 
@@ -106,24 +103,38 @@ function maskStrip(sees, n, cell) {
     s("path", { class: "ddt-seen", d: sees.map((i) => `M${at(i)} 3h${wide}v8h${-wide}z`).join("") }));
 }
 
-/** Light up the rows of the selected node, of what it sees, of what shares its position; fill in slots. */
-export function restyleRows(box, view) {
-  const { round, node, states, walk, place, committed } = view;
-  const above = new Set(place?.sees ?? []);
-  box.querySelector("table").style.setProperty("--column", String(Math.max(node, 0)));
-  for (const row of box.querySelectorAll("[data-row]")) {
-    const i = Number(row.dataset.row);
-    row.dataset.state = states[i];
-    row.classList.toggle("ddt-chosen", i === node);
-    row.classList.toggle("ddt-above", i !== node && above.has(i));
-    row.classList.toggle("ddt-beside", i !== node && Number(row.dataset.position) === place?.position);
-    const index = committed ? walk.path.indexOf(i) : -1;
-    row.querySelector(".ddt-after").textContent = index >= 0 ? String(round.past_length + index) : committed ? "·" : "";
-    if (i !== node) continue;
-    const head = 24; // stays at the top
-    if (row.offsetTop < box.scrollTop + head) box.scrollTop = row.offsetTop - head;
-    else if (row.offsetTop + row.offsetHeight > box.scrollTop + box.clientHeight) box.scrollTop = row.offsetTop + row.offsetHeight - box.clientHeight;
-  }
+/**
+ * Keeps the table's rows up to date: the selected node's, those it sees, those that share its position, and
+ * the slots. Only what changes is written, since a table of a thousand rows is slow to lay out.
+ */
+export function rowsKeeper(box) {
+  const rows = new Map([...box.querySelectorAll("[data-row]")].map((row) => [Number(row.dataset.row), row]));
+  let lit = new Map();
+  return (view) => {
+    const { round, node, states, walk, place, committed } = view;
+    for (const [i, row] of rows) {
+      const index = committed ? walk.path.indexOf(i) : -1;
+      const after = index >= 0 ? String(round.past_length + index) : committed ? "·" : "";
+      if (row.dataset.state !== states[i]) row.dataset.state = states[i];
+      if (row.children[4].textContent !== after) row.children[4].textContent = after;
+    }
+    const next = new Map();
+    const light = (i, name) => rows.has(i) && next.set(i, `${next.get(i) ?? ""} ${name}`);
+    if (place) round.depths.forEach((depth, i) => i !== node && depth === round.depths[node] && light(i, "ddt-beside"));
+    for (const i of place?.sees ?? []) light(i, i === node ? "ddt-chosen" : "ddt-above");
+    for (const i of lit.keys()) if (!next.has(i)) rows.get(i).className = "";
+    for (const [i, names] of next) if (lit.get(i) !== names) rows.get(i).className = names;
+    lit = next;
+    box.firstChild.style.setProperty("--column", String(Math.max(node, 0)));
+    const row = rows.get(node);
+    if (row) requestAnimationFrame(() => scrollTo(box, row));
+  };
+}
+
+function scrollTo(box, row) {
+  const head = 24; // stays at the top
+  if (row.offsetTop < box.scrollTop + head) box.scrollTop = row.offsetTop - head;
+  else if (row.offsetTop + row.offsetHeight > box.scrollTop + box.clientHeight) box.scrollTop = row.offsetTop + row.offsetHeight - box.clientHeight;
 }
 
 const ROLLBACK = {

@@ -46,7 +46,7 @@ export class TreePicture {
       }
       const item = this.item(node, hidden.get(node) ?? 0, size);
       item.setAttribute("transform", `translate(${x} ${y})`);
-      this.items.set(node, { item, edge, parent });
+      this.items.set(node, { item, edge });
       items.push(item);
     }
     const width = this.layout.columns * dx - (dx - w) + 2 * MARGIN + (hidden.size ? 30 : 0);
@@ -113,7 +113,7 @@ export class TreePicture {
   restyle(view) {
     const { w, h } = this.size;
     this.svg.dataset.built = view.built ? "yes" : "no";
-    for (const [node, { item, edge, parent }] of this.items) {
+    for (const [node, { item, edge }] of this.items) {
       const state = node === BONUS ? view.bonusState : view.states[node];
       if (item.dataset.state !== state) {
         item.dataset.state = state;
@@ -122,14 +122,16 @@ export class TreePicture {
         const path = item.querySelector(".ddt-glyph");
         for (const name of Object.keys(mark)) path.setAttribute(name, mark[name]);
       }
-      if (edge) edge.dataset.state = state;
+      if (edge && edge.dataset.state !== state) edge.dataset.state = state;
       if (node === BONUS) {
         item.querySelector(".ddt-token").textContent = shorten(view.bonus?.text, this.size.characters);
         item.style.display = edge.style.display = view.bonus ? "" : "none";
       }
       const target = item.querySelector(".ddt-target");
-      if (target) target.textContent = view.targets ? this.targetText(node, view.bonus) : "";
-      item.setAttribute("aria-label", view.label(node, parent));
+      const words = view.targets ? this.targetText(node, view.bonus) : "";
+      if (target && target.textContent !== words) target.textContent = words;
+      const label = view.label(node);
+      if (item.getAttribute("aria-label") !== label) item.setAttribute("aria-label", label);
     }
   }
 

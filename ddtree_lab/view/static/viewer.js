@@ -4,7 +4,7 @@ import { editPanel } from "./edit.js";
 import { massPanel, slotsPanel, timingPanel } from "./charts.js";
 import { badge, count, h, massText, panel, STATES } from "./marks.js";
 import { diffPage, leaksPage } from "./pages.js";
-import { draftPanel, figures, layersPanel, nodeDetails, restyleRows, rowsTable, textPanel } from "./panels.js";
+import { draftPanel, figures, layersPanel, nodeDetails, rowsKeeper, rowsTable, textPanel } from "./panels.js";
 import { TreePicture } from "./picture.js";
 import { curves, edited, origins, placeOf, replay, stagesOf, statesFor, step } from "./record.js";
 import { keepTheme } from "./theme.js";
@@ -185,6 +185,7 @@ class TraceView {
     this.mass = massPanel(view, (budget) => this.setBudget(budget));
     this.slots = slotsPanel(view, (node) => this.pick(node));
     this.rows = rowsTable(view, shown.nodes);
+    this.keepRows = rowsKeeper(this.rows);
     this.rows.addEventListener("click", (event) => {
       const row = event.target.closest("[data-row]");
       if (row) this.pick(Number(row.dataset.row));
@@ -243,7 +244,7 @@ class TraceView {
     const path = view.node < 0 ? (view.walk?.path ?? []) : pathTo(view.round.parents, view.node);
     this.picture.select(view.node, path, this.asked.query ? (this.hits ?? []) : []);
     this.parts.details.replaceChildren(...nodeDetails(view).filter(Boolean));
-    restyleRows(this.rows, view);
+    this.keepRows(view);
     this.slots.restyle(view);
     this.layers.replaceChildren(...[layersPanel(view)].filter(Boolean));
     this.edit?.restyle(view);
