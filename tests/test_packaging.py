@@ -30,6 +30,8 @@ def declared() -> dict[str, str]:
 
 def test_environment_yml_mirrors_pyproject():
     listed = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
+    from_pip = next(entry for entry in listed if isinstance(entry, dict))
+    listed = [entry for entry in listed if entry is not from_pip] + from_pip["pip"]
     mirrored = {r.name: str(r.specifier) for r in map(Requirement, listed)}
     assert mirrored.pop("python") == project()["requires-python"]
     mirrored.pop("pip")
