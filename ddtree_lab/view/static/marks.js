@@ -103,7 +103,7 @@ export function term(definitions, key, label) {
 
 /** A titled part of the page. */
 export function panel(name, title, ...children) {
-  return h("section", { class: `ddt-panel ddt-${name}`, "aria-label": title }, h("h3", {}, title), children);
+  return h("section", { class: `ddt-panel ddt-${name}` }, h("h2", {}, title), children);
 }
 
 /** A box that scrolls by itself and can be reached and scrolled with the keyboard. */

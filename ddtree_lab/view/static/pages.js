@@ -17,7 +17,7 @@ export function diffPage(payload, openRun) {
     ? `The first ${count(index, "new token")} agree; then the first run has “${divergence.a.text}” and the second “${divergence.b.text}”.`
     : `All ${count(aligned.common, "new token")} agree.`;
   return h("div", { class: "ddt-page" },
-    h("header", { class: "ddt-header" }, h("h2", {}, payload.title), h("p", { class: "ddt-verdict" }, verdict),
+    h("header", { class: "ddt-header" }, h("h1", { class: "ddt-title" }, payload.title), h("p", { class: "ddt-verdict" }, verdict),
       divergence && gapLine(divergence, definitions)),
     h("div", { class: "ddt-sides" }, sides.map(([name, run, tokens, choice, round]) => side(name, run, tokens, index, choice, round ?? 0, definitions, openRun))));
 }
@@ -76,7 +76,7 @@ export function leaksPage(payload) {
     ? `${moved ? count(moved, "layer") : "No layer"} of ${layers.length} ${moved === 1 || !moved ? "lets" : "let"} a node move that must not.`
     : `In ${moved} of ${count(layers.length, "layer")} some node moves by more than ${tolerance}.`;
   return h("div", { class: "ddt-page" },
-    h("header", { class: "ddt-header" }, h("h2", {}, payload.title), h("p", { class: "ddt-verdict" }, verdict)),
+    h("header", { class: "ddt-header" }, h("h1", { class: "ddt-title" }, payload.title), h("p", { class: "ddt-verdict" }, verdict)),
     panel("leaks", "Movement by layer and node",
       h("p", { class: "ddt-note" }, term(definitions, "moved", "Movement"), `: ${definitions?.moved ?? ""}. Up to ${tolerance} counts as rounding.`),
       scroller("leaks-box", "Movement by layer and node", table)));

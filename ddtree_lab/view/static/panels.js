@@ -25,7 +25,7 @@ export function nodeDetails(view) {
   if (node < 0) return bonusDetails(view);
   const state = states[node];
   const rows = [
-    ["token", [h("code", {}, round.texts[node]), round.ids[node] === null ? "" : ` id ${round.ids[node]}`]],
+    ["token", [h("code", {}, round.texts[node]), round.ids[node] === null ? "" : ` id ${round.ids[node]}`], "token"],
     ["node, depth, rank", [`${node}, ${round.depths[node]}, `, round.ranks[node] < 0 ? "–" : String(round.ranks[node])], "rank"],
   ];
   if (node) {
@@ -39,7 +39,7 @@ export function nodeDetails(view) {
   if (chosen !== null && chosen !== undefined && view.targets)
     rows.push(["target’s choice after it", [h("code", {}, chosen), ` ${logText(round.target_log_probs?.[node])}`], "target_log_prob"]);
   rows.push(["position id", place.position, "position_id"]);
-  rows.push(["mask row sees", `${count(round.past_length, "committed token")}, ${place.sees.length > 1 ? "nodes" : "node"} ${place.sees.join(" ")}`]);
+  rows.push(["mask row sees", `${count(round.past_length, "committed token")}, ${place.sees.length > 1 ? "nodes" : "node"} ${place.sees.join(" ")}`, "mask"]);
   rows.push(["cache slot", `${place.slotBefore} → ${slotAfter(view, place)}`, "cache_slot"]);
   return [
     h("p", { class: "ddt-why" }, badge(state), " ", h("span", {}, view.why)),
@@ -65,7 +65,7 @@ function bonusDetails({ walk, round }) {
 /** The target's favourites at a node, as bars. */
 export function topList(top, definitions) {
   if (!top?.length) return null;
-  return h("div", { class: "ddt-top" }, h("h4", {}, term(definitions, "target_top", "The target’s favourites there")),
+  return h("div", { class: "ddt-top" }, h("h3", {}, term(definitions, "target_top", "The target’s favourites there")),
     h("ol", {}, top.map(([, text, logProb]) => h("li", {},
       h("code", {}, text), h("span", { class: "ddt-bar", style: `--p:${massOf(logProb)}` }), h("span", { class: "ddt-num" }, logText(logProb))))));
 }
@@ -91,7 +91,7 @@ export function rowsTable(view, nodes) {
   const width = 280 + 26 + n * cell;
   const table = h("div", { role: "table", "aria-label": "Rows of the verify pass", style: `--cell:${cell}px;min-width:${Math.ceil(width)}px` },
     line("columnheader", { class: "ddt-head" }, head.map(([key, label]) => term(definitions, key, label))), body);
-  return scroller("rows", "Rows of the verify pass", table);
+  return scroller(n > 200 ? "rows ddt-many" : "rows", "Rows of the verify pass", table);
 }
 
 function maskStrip(sees, n, cell) {
@@ -175,7 +175,7 @@ export function layersPanel(view) {
 export function draftPanel(view) {
   const columns = candidates(view.round);
   if (!columns.length) return null;
-  const list = columns.map((column, depth) => h("div", { class: "ddt-depth" }, h("h4", {}, `depth ${depth + 1}`),
+  const list = columns.map((column, depth) => h("div", { class: "ddt-depth" }, h("h3", {}, `depth ${depth + 1}`),
     h("ol", {}, column.slice(0, 6).map(({ text, logProb }) => h("li", {}, h("code", {}, shorten(text, 10)),
       h("span", { class: "ddt-bar", style: `--p:${massOf(logProb)}` }), h("span", { class: "ddt-num" }, massText(massOf(logProb)))))),
     column.length > 6 && h("p", { class: "ddt-soft" }, `and ${column.length - 6} more in the tree`)));

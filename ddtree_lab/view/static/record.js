@@ -9,6 +9,16 @@ export function stagesOf(round) {
   return round.target_ids ? STAGES : STAGES.slice(0, 3);
 }
 
+/** The round to open on: many drafts kept, and not all of them the drafter's favourites. */
+export function openingRound(rounds) {
+  const interest = ({ states = [], ranks }) => {
+    const kept = states.flatMap((state, node) => (state === "accepted" ? [node] : []));
+    const surprises = kept.filter((node) => ranks[node] > 0).length;
+    return 1000 * (2 * Math.min(surprises, 1) + kept.length) + surprises;
+  };
+  return rounds.reduce((best, round, i) => (interest(round) > interest(rounds[best]) ? i : best), 0);
+}
+
 /** One step through the stages, over the ends of rounds; null where there is nothing further. */
 export function step(rounds, at, by) {
   const stages = stagesOf(rounds[at.round]);

@@ -6,7 +6,7 @@ import { badge, count, h, massText, panel, STATES } from "./marks.js";
 import { diffPage, leaksPage } from "./pages.js";
 import { draftPanel, figures, layersPanel, nodeDetails, rowsKeeper, rowsTable, textPanel } from "./panels.js";
 import { TreePicture } from "./picture.js";
-import { curves, edited, origins, placeOf, replay, stagesOf, statesFor, step } from "./record.js";
+import { curves, edited, openingRound, origins, placeOf, replay, stagesOf, statesFor, step } from "./record.js";
 import { keepTheme } from "./theme.js";
 import { neighbour, pathTo, search, visibleNodes } from "./tree.js";
 import { BONUS, caption, labelOf, reason, runLine, verdict } from "./words.js";
@@ -23,11 +23,12 @@ const MORE_DEFINITIONS = {
 };
 
 class TraceView {
-  constructor(payload, host, { round = 0, width = 0 } = {}) {
+  constructor(payload, host, { round = openingRound(payload.rounds), width = 0, heading = "h3" } = {}) {
     this.payload = payload;
     this.host = host;
     this.at = { round, stage: null, node: null, budget: null, edits: [] };
     this.isNarrow = width < 620;
+    this.heading = heading;
     this.asked = { size: null, all: false, opened: new Set(), closed: new Set(), query: "" };
     this.picture = new TreePicture((node) => this.go({ node }), (node) => this.toggle(node));
     this.build();
@@ -153,18 +154,18 @@ class TraceView {
     this.edit = this.host?.request ? editPanel(this.host, { edits: () => this.at.edits, change: (edits) => this.go({ edits }), answer: (answer) => this.replace(answer) }) : null;
     const legend = h("p", { class: "ddt-legend", "aria-label": "What the marks mean" }, Object.entries(STATES).map(([state, [word, , , meaning]]) => h("span", { title: meaning }, badge(state, word))));
     this.element = h("div", { class: "ddt-run" },
-      h("header", { class: "ddt-header" }, h("h2", {}, payload.title), h("p", { class: "ddt-note" }, runLine(payload)), p.verdict, p.figures),
+      h("header", { class: "ddt-header" }, h(this.heading, { class: "ddt-title" }, payload.title), h("p", { class: "ddt-note" }, runLine(payload)), p.verdict, p.figures),
       h("div", { class: "ddt-controls" },
         many && h("div", { class: "ddt-rounds", role: "group", "aria-label": "Round" }, button("‹", "Previous round ({)", () => this.moveRound(-1)), p.round, button("›", "Next round (})", () => this.moveRound(1))),
         h("div", { class: "ddt-stage-row", role: "group", "aria-label": "Stages" }, button("←", "Stage back ([)", () => this.move(-1)), p.stages, button("→", "Stage forward (])", () => this.move(1))),
         h("label", { class: "ddt-budget" }, h("span", {}, "budget "), p.budget, p.budgetText), p.exact),
       p.caption, p.live,
       h("div", { class: "ddt-stage" },
-        h("div", { class: "ddt-side" }, h("section", { class: "ddt-panel ddt-tree-panel", "aria-label": "Draft tree" },
-          h("div", { class: "ddt-bar-row" }, h("h3", {}, "Draft tree"), p.query, p.size, p.all), this.box, legend,
+        h("div", { class: "ddt-side" }, h("section", { class: "ddt-panel ddt-tree-panel" },
+          h("div", { class: "ddt-bar-row" }, h("h2", {}, "Draft tree"), p.query, p.size, p.all), this.box, legend,
           h("p", { class: "ddt-note ddt-keys" }, "Keys: arrows parent, child, sibling · [ ] stage · { } round · / search · Enter fold · Esc leave")),
           this.words),
-        h("div", { class: "ddt-side" }, h("section", { class: "ddt-panel ddt-details", "aria-label": "Selected node" }, h("h3", {}, "Selected node"), p.details), this.edit?.element)),
+        h("div", { class: "ddt-side" }, panel("details", "Selected node", p.details), this.edit?.element)),
       p.panels,
       h("details", { class: "ddt-panel ddt-glossary" }, h("summary", {}, "What every number means"),
         h("dl", {}, Object.entries({ ...MORE_DEFINITIONS, ...payload.definitions }).map(([key, meaning]) => [h("dt", {}, key.replaceAll("_", " ")), h("dd", {}, meaning)]))));
@@ -289,7 +290,8 @@ class TraceView {
   act(key, isTyping, inTree) {
     if (key === "Escape") return this.leave(isTyping);
     if (isTyping) return key === "Enter" && this.hits?.length ? (this.focusTree(), true) : false;
-    const anywhere = { "[": () => this.move(-1), "]": () => this.move(1), "{": () => this.moveRound(-1), "}": () => this.moveRound(1), "/": () => this.parts.query.focus() };
+    const anywhere = { "[": () => this.move(-1), "]": () => this.move(1), "{": () => this.moveRound(-1), "}": () => this.moveRound(1) };
+    if (key === "/") return this.parts.query.focus(), true;
     if (anywhere[key]) {
       anywhere[key]();
       if (inTree) this.focusTree();
@@ -300,7 +302,7 @@ class TraceView {
     if (!key.startsWith("Arrow") && key !== "Home" && key !== "End") return false;
     const { layout } = this.picture;
     if (key === "ArrowRight" && this.shown.hidden.has(this.at.node)) this.toggle(this.at.node);
-    const end = this.view.walk?.bonus && layout.x.has(BONUS) ? BONUS : (this.view.full?.kept.at(-1) ?? this.shown.nodes.at(-1));
+    const end = this.view.walk?.bonus && layout.x.has(BONUS) ? BONUS : (this.view.walk?.kept.at(-1) ?? this.shown.nodes.at(-1));
     let node = neighbour(this.view.round.parents, layout, this.at.node, key, end);
     if (node === BONUS && !this.view.walk?.bonus) node = this.at.node;
     this.go({ node });
@@ -345,8 +347,8 @@ export function render({ payload, el, host = null }) {
       view = null;
       if (given.kind === "diff") root.replaceChildren(diffPage(given, (run, round) => new TraceView(run, null, { round }).element));
       else if (given.kind === "leaks") root.replaceChildren(leaksPage(given));
-      else if (!given.rounds?.length) root.replaceChildren(h("header", { class: "ddt-header" }, h("h2", {}, given.title), h("p", {}, "There is no round in this trace yet.")));
-      else root.replaceChildren((view = new TraceView(given, host, { width: el.clientWidth })).element);
+      else if (!given.rounds?.length) root.replaceChildren(h("header", { class: "ddt-header" }, h("h1", { class: "ddt-title" }, given.title), h("p", {}, "There is no round in this trace yet.")));
+      else root.replaceChildren((view = new TraceView(given, host, { width: el.clientWidth, heading: "h1" })).element);
     } catch (fault) {
       root.replaceChildren(h("p", { class: "ddt-alarm", role: "alert" }, `The viewer could not draw this: ${fault.message ?? fault}`));
       console.error(fault);
