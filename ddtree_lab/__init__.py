@@ -39,14 +39,17 @@ _HOMES = {
     "ddtree_lab.stages.walk": ("Walk", "walk_tree"),
     "ddtree_lab.synth": ("Synthesis", "synthesise"),
     "ddtree_lab.trace": ("Round", "Trace"),
+    "ddtree_lab.view.view": ("View",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __version__ = "0.1.0"
-__all__ = sorted(_HOME_OF)
+__all__ = sorted({*_HOME_OF, "view"})
 
 
 def __getattr__(name: str) -> Any:
+    if name == "view":  # a package that can be called
+        return importlib.import_module("ddtree_lab.view")
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOME_OF[name]), name)
@@ -85,3 +88,4 @@ if TYPE_CHECKING:
     from ddtree_lab.stages.walk import Walk, walk_tree
     from ddtree_lab.synth import Synthesis, synthesise
     from ddtree_lab.trace import Round, Trace
+    from ddtree_lab.view.view import View

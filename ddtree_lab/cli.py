@@ -15,9 +15,13 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from ddtree_lab import __version__
+from ddtree_lab.records import PLAIN_ERRORS
 
 COMMANDS = {
     "run": "decode with every method, compare, and draw a round's tree",
+    "show": "a saved trace in the terminal",
+    "export": "a saved trace as a page, a picture or a graph",
+    "diff": "two saved traces to their first difference",
     "doctor": "is it the drafter or the port, and where",
     "inspect": "a model from its config alone: layers, caches, bytes, the exact verify method",
     "plan": "would a pair fit, how would it be split, with which quantization",
@@ -57,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:
         return int(stop.code or 0)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a token's text may have what the terminal cannot show
+        sys.stdout.reconfigure(errors=PLAIN_ERRORS)  # a token's text may have what the terminal cannot show
     try:
         status = int(args.execute(args))
         sys.stdout.flush()

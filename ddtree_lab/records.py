@@ -13,16 +13,27 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 TEXT_WIDTH = 100
-# What a mark becomes where only ASCII is allowed; always one column, so that tables stay in line.
-PLAIN = {"●": "@", "○": "o", "·": ".", "×": "x", "→": ">", "–": "-", "…": "~", "✓": "+", "✗": "-", "’": "'"}
+# What a mark becomes where only ASCII is allowed; always one column, so that tables stay in line. Anything else, such
+# as a letter of a token's text, becomes its escape.
+PLAIN = dict(zip("●○◆◌·×→–…✓✗★␣↵⇥␍‹›∅’█▒░−", "@o@o.x>-~+-*_$><<>0'#=:-", strict=True))
 
 
 def _plain(error: UnicodeError) -> tuple[str, int]:
     assert isinstance(error, UnicodeEncodeError)
-    return "".join(PLAIN.get(mark, "?") for mark in error.object[error.start : error.end]), error.end
+    return "".join(map(plain_mark, error.object[error.start : error.end])), error.end
 
 
-codecs.register_error("ddtree_lab.plain", _plain)
+def plain_mark(mark: str) -> str:
+    r"""A character in ASCII.
+
+    >>> plain_mark("✓"), plain_mark("é")
+    ('+', '\\xe9')
+    """
+    return PLAIN.get(mark) or mark.encode("ascii", "backslashreplace").decode()
+
+
+PLAIN_ERRORS = "ddtree_lab.plain"  # what to do with a character that an encoding does not have
+codecs.register_error(PLAIN_ERRORS, _plain)
 
 
 class Record:
@@ -46,9 +57,7 @@ class Record:
 
         # An explicit encoding makes rich choose ASCII guides; width and colour do not depend on
         # the terminal the caller happens to have.
-        stream = io.TextIOWrapper(
-            io.BytesIO(), encoding="ascii" if ascii else "utf-8", errors="ddtree_lab.plain"
-        )
+        stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii" if ascii else "utf-8", errors=PLAIN_ERRORS)
         console = Console(
             file=stream, width=width, color_system=None, force_jupyter=False, legacy_windows=False
         )

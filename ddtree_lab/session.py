@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from ddtree_lab.pipeline import STAGES, State, advance, settings_for, start
 from ddtree_lab.recording import make_trace, record_round
 from ddtree_lab.records import Record
 from ddtree_lab.stages.tree import DraftTree
+from ddtree_lab.stages.walk import Walk, walk_tree
 from ddtree_lab.trace import Round, Trace
 
 
@@ -57,6 +59,8 @@ class Session(Record):
         )  # fmt: skip
         self.settings = settings_for(pair, **self._said)
         self._history = [start(pair, pair.encode(prompt), self.settings)]
+        # By the commit that ended it, which compares by identity; a commit that was undone is forgotten with it.
+        self._rounds: WeakKeyDictionary[Record, Round] = WeakKeyDictionary()
 
     @property
     def state(self) -> State:
@@ -148,6 +152,31 @@ class Session(Record):
         self._history[index:] = [replace(drafted, records=records)]
         return tree
 
+    def force_path(self, node: int) -> Walk:
+        """Keep the path to a node of the tree whatever the target says, and go on with the target from there.
+
+        The text is then no longer the target's own.
+
+        Raises:
+            ValueError: the round's walk has not run yet, or the tree has no such node.
+        """
+        index = self._index_of_stage("walk")
+        if index is None:
+            raise ValueError(
+                "node: this round has no walk yet; call step() until session.next_stage is 'commit'."
+            )
+        walked = self._history[index]
+        tree, walk = walked.records["tree"], walked.records["walk"]
+        assert isinstance(tree, DraftTree) and isinstance(walk, Walk)
+        if not 0 <= node < tree.num_nodes:
+            raise ValueError(f"node is {node}; the tree has nodes 0 to {tree.num_nodes - 1}.")
+        tokens, path = list(walk.target_token_ids), tree.path(node)
+        for parent, child in zip(path, path[1:], strict=False):
+            tokens[parent] = int(tree.token_ids[child])
+        forced = walk_tree(tree, tokens)
+        self._history[index:] = [replace(walked, records={**walked.records, "walk": forced})]
+        return forced
+
     def _index_of_stage(self, stage: str) -> int | None:
         """Index in the history of the state right after a stage of this round, if it has run."""
         length = STAGES.index(stage) + 1
@@ -162,13 +191,15 @@ class Session(Record):
     @property
     def rounds(self) -> tuple[Round, ...]:
         """The finished rounds."""
-        rounds = []
-        begin = self._history[0]
-        for state in self._history[1:]:
-            if "commit" in state.records:
-                rounds.append(record_round(begin, state))
-                begin = state
-        return tuple(rounds)
+        ends = [self._history[0], *(state for state in self._history[1:] if "commit" in state.records)]
+        return tuple(self._recorded(begin, end) for begin, end in zip(ends, ends[1:], strict=False))
+
+    def _recorded(self, begin: State, end: State) -> Round:
+        """A round as plain data; made once, for it takes a pass over the logits."""
+        commit = end.records["commit"]
+        if commit not in self._rounds:
+            self._rounds[commit] = record_round(begin, end)
+        return self._rounds[commit]
 
     @property
     def trace(self) -> Trace:

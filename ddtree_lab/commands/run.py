@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 NUMBERS_WIDTH = 95  # columns of the table without the text
 WIDE = NUMBERS_WIDTH + 15  # from here on there is room for it
-YES_NO = {True: ("✓", "yes"), False: ("✗", "NO")}  # in a terminal with and without such marks
+YES_NO = {True: "✓ yes", False: "✗ NO"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -287,30 +287,26 @@ def show(console: Console, prompt: Prompt, results: list[Result]) -> None:
     from rich.panel import Panel
     from rich.text import Text
 
-    from ddtree_lab.view.text import draw_round, round_title
+    from ddtree_lab.view.numbers import most_interesting, title
+    from ddtree_lab.view.payload import trace_payload
+    from ddtree_lab.view.text import draw_round
 
-    is_ascii = console.options.ascii_only
     console.print(Panel(Text(prompt.text), title="prompt", title_align="left"))
     console.print(Panel(Text(results[0].generation.text), title="plain decoding says", title_align="left"))
     trace = results[-1].generation.trace
     if trace is not None and trace.rounds:
-        shown = max(range(len(trace.rounds)), key=lambda i: _interest(trace.rounds[i]))
-        console.print(Text(round_title(shown, len(trace.rounds), trace.rounds[shown]), "bold"))
-        console.print(draw_round(trace.rounds[shown], trace.text_of, ascii=is_ascii))
+        rounds = trace_payload(trace)["rounds"]
+        shown = most_interesting(rounds)
+        console.print(Text(title(rounds[shown], shown + 1, len(rounds)), "bold"))
+        console.print(draw_round(rounds[shown]))
         console.print()
-    console.print(results_table(results, console.width, ascii=is_ascii))
+    console.print(results_table(results, console.width))
     for result in results:
         if not result.lossless:
             console.print(Text(first_difference(result, results[0]), "red"))
 
 
-def _interest(round_: Any) -> tuple[int, int]:
-    """Rounds worth drawing keep many drafts, and not all of them the drafter's favourites."""
-    surprises = sum(int(round_.tree.ranks[node]) > 0 for node in round_.path[1:])
-    return (min(surprises, 1) * 2 + round_.num_accepted_drafts, surprises)
-
-
-def results_table(results: list[Result], width: int = WIDE, *, ascii: bool = False) -> Table:  # noqa: A002
+def results_table(results: list[Result], width: int = WIDE) -> Table:
     """One row a method; the text's beginning only where the page is wide enough."""
     from rich import box
     from rich.table import Table
@@ -342,8 +338,8 @@ def results_table(results: list[Result], width: int = WIDE, *, ascii: bool = Fal
             f"{g.mean_accepted_drafts:.2f}",
             f"{g.mean_emitted_tokens:.2f}",
             f"{g.tokens_per_second:.0f}",
-            f"{result.speedup:.2f}{'x' if ascii else '×'}",
-            Text(YES_NO[result.lossless][ascii], "bold green" if result.lossless else "bold red"),
+            f"{result.speedup:.2f}×",
+            Text(YES_NO[result.lossless], "bold green" if result.lossless else "bold red"),
         )
     return table
 

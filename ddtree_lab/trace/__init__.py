@@ -109,7 +109,7 @@ class Round(Record):
             data["token_target_log_probs"] = written(self.token_target_log_probs)
         if self.target_top_ids is not None and self.target_top_log_probs is not None:
             data["target_top_ids"] = self.target_top_ids.tolist()
-            data["target_top_log_probs"] = [written(row, 4) for row in self.target_top_log_probs]
+            data["target_top_log_probs"] = written(self.target_top_log_probs, 4)
         return data
 
     @classmethod
@@ -156,8 +156,11 @@ class Round(Record):
 def written(log_probs: Any, digits: int = 6) -> list[Any]:
     """Log-probabilities as JSON has them: rounded, null where not known, -inf as a large number."""
     values = np.maximum(np.asarray(log_probs, dtype=np.float64), checks.LEAST_LOG_PROB).round(digits)
-    column: list[Any] = values.tolist()
-    return column if not np.isnan(values).any() else [None if value != value else value for value in column]
+    known = values.tolist()
+    for place in np.argwhere(np.isnan(values)).tolist():
+        column = known[place[0]] if len(place) == 2 else known
+        column[place[-1]] = None
+    return known
 
 
 @dataclass(frozen=True)

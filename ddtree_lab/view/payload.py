@@ -6,16 +6,19 @@ already and places are laid out, so that every face shows the same. What is not 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
+from ddtree_lab.stages.tree import DraftTree
 from ddtree_lab.trace import UNKNOWN, Round, Trace, written
 from ddtree_lab.view.layout import tidy_rows
 from ddtree_lab.view.tokens import line_texts, path_texts, visible_text
 
 VERSION = 1
 DIGITS = 4  # of log-probabilities: finer than any picture shows
+NO_TRACE = Trace("", {}, (), 0, ())  # knows no texts: tokens are shown as their numbers
 DEFINITIONS = {
     "drafted": "nodes of the tree, the root not counted: what the tree budget limits",
     "accepted_drafts": "drafted tokens kept in a round",
@@ -48,7 +51,7 @@ def trace_payload(
     return {
         "version": VERSION,
         "kind": "trace",
-        "title": title or f"{trace.pair}: {len(trace.rounds)} rounds",
+        "title": title or f"{trace.pair}: {len(trace.rounds)} round{'s' * (len(trace.rounds) != 1)}",
         "definitions": DEFINITIONS,
         "settings": {"pair": trace.pair, **trace.settings},
         "finish_reason": trace.finish_reason,
@@ -115,13 +118,12 @@ def node_states(round_: Round) -> list[str]:
 def _top(round_: Round, trace: Trace) -> list[list[list[Any]]] | None:
     if round_.target_top_ids is None or round_.target_top_log_probs is None:
         return None
-    rows = zip(round_.target_top_ids.tolist(), round_.target_top_log_probs, strict=True)
+    rows = round_.target_top_ids.tolist()
+    text = {token: _piece_text(trace, token) for token in {token for row in rows for token in row}}
+    values = written(round_.target_top_log_probs, DIGITS)
     return [
-        [
-            [token, _piece_text(trace, token), value]
-            for token, value in zip(ids, written(values, DIGITS), strict=True)
-        ]
-        for ids, values in rows
+        [[token, text[token], value] for token, value in zip(row, known, strict=True)]
+        for row, known in zip(rows, values, strict=True)
     ]
 
 
@@ -210,4 +212,51 @@ def leaks_payload(matrix: dict[str, Any], title: str, tolerance: float = 0.0) ->
         "nodes": [f"node {i}" for i in range(len(moved[0]) if moved else 0)],
         "matrix": moved,
         "tolerance": tolerance,
+    }
+
+
+def one_round(round_: Round, trace: Trace = NO_TRACE) -> dict[str, Any]:
+    """A single round as a payload of one.
+
+    Args:
+        trace: knows the texts of its tokens.
+    """
+    return _single(round_payload(round_, trace), repr(round_))
+
+
+def bare_round(tree: DraftTree, trace: Trace = NO_TRACE) -> dict[str, Any]:
+    """A tree that no target has seen as a payload of one round."""
+    nothing = Round(0, tree, (UNKNOWN,) * tree.num_nodes, (math.nan,) * tree.num_nodes, (0,), (UNKNOWN,))
+    drafted = round_payload(nothing, trace) | {
+        "states": ["root"] + ["drafted"] * tree.num_drafted,
+        "y": tidy_rows(tree.parents.tolist()).tolist(),
+        "bonus": None,
+        "emitted": [],
+        "emitted_texts": [],
+    }
+    absent = (
+        "target_ids",
+        "target_texts",
+        "target_log_probs",
+        "token_target_log_probs",
+        "target_top",
+        "path",
+    )
+    return _single(drafted | dict.fromkeys(absent), repr(tree))
+
+
+def _single(round_: dict[str, Any], title: str) -> dict[str, Any]:
+    return {
+        "version": VERSION,
+        "kind": "trace",
+        "title": title,
+        "definitions": DEFINITIONS,
+        "settings": {},
+        "finish_reason": None,
+        "layers": [],
+        "prompt": {"ids": [], "texts": []},
+        "first": {"ids": [], "texts": []},
+        "num_rounds": 1,
+        "round_numbers": [0],
+        "rounds": [round_],
     }

@@ -5,15 +5,17 @@ from __future__ import annotations
 import codecs
 import unicodedata
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 TextOf = Callable[[int], str]
 BytesOf = Callable[[int], bytes | None]
 
-EMPTY = "∅"
-MARKS = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"}
+EMPTY, SPACE = "∅", "␣"
+MARKS = {" ": SPACE, "\n": "↵", "\t": "⇥", "\r": "␍"}
 CONTROL_PICTURES = 0x2400  # U+2400 … U+241F show U+0000 … U+001F
 
 
+@lru_cache(maxsize=2**16)
 def visible_text(text: str) -> str:
     r"""A token's text with nothing in it that cannot be seen.
 

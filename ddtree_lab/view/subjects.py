@@ -1,0 +1,143 @@
+"""From anything that can be viewed to what is drawn: a payload for the browser, or a record that is text."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ddtree_lab.records import Record
+from ddtree_lab.stages.tree import DraftTree
+from ddtree_lab.trace import Round, Trace
+from ddtree_lab.view.payload import bare_round, diff_payload, leaks_payload, one_round, trace_payload
+
+if TYPE_CHECKING:
+    from ddtree_lab.session import Session
+
+# A notebook keeps every output, so it is given the first rounds of a long trace only. A file is given all.
+MAX_NODES_EMBEDDED = 20_000
+NAMES = "a trace, a generation with record=True, a session, a round, a tree, any stage's record or a doctor's report"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is viewed.
+
+    Args:
+        name: one line.
+        payload: what the browser code draws, or None: the record is shown as its text.
+        record: prints itself where there is no payload.
+    """
+
+    name: str
+    payload: dict[str, Any] | None
+    record: Record | None = None
+
+
+def subject_of(x: Any, *, embedded: bool = False) -> Subject:
+    """What to draw for an object.
+
+    Args:
+        embedded: leave out rounds that a notebook should not keep.
+
+    Raises:
+        TypeError: it is nothing that can be viewed.
+        ValueError: a generation without a trace.
+    """
+    if isinstance(x, Trace):
+        return Subject(repr(x), trace_payload(x, rounds=_first_rounds(x) if embedded else None))
+    if isinstance(x, Round):
+        return Subject(repr(x), one_round(x))
+    if isinstance(x, DraftTree):
+        return Subject(repr(x), bare_round(x))
+    if isinstance(x, tuple) and len(x) == 2 and all(isinstance(part, Trace) for part in x):
+        return Subject(f"{x[0]!r} beside {x[1]!r}", diff_payload(*x))
+    if not isinstance(x, Record):
+        raise TypeError(f"x is a {type(x).__name__}, which cannot be viewed; give {NAMES}.")
+    return _with_torch(x, embedded) or Subject(repr(x), None, x)
+
+
+def _with_torch(x: Record, embedded: bool) -> Subject | None:
+    """Records whose classes need torch; a module that was never imported cannot have made `x`."""
+    if _is(x, "ddtree_lab.decode", "Generation"):
+        if x.trace is None:  # type: ignore[attr-defined]
+            raise ValueError("the generation holds no trace; generate with record=True to view its rounds.")
+        return subject_of(x.trace, embedded=embedded)  # type: ignore[attr-defined]
+    if _is(x, "ddtree_lab.session", "Session"):
+        return Subject(repr(x), session_payload(x))  # type: ignore[arg-type]
+    if _is(x, "ddtree_lab.stages.verify", "Verification"):
+        return Subject(repr(x), one_round(_verified(x)))
+    if _is(x, "ddtree_lab.doctor.report", "Report"):
+        matrices = (finding.evidence.get("matrix") for finding in x.findings)  # type: ignore[attr-defined]
+        matrix = next((matrix for matrix in matrices if matrix), None)
+        title = f"{x.subject}: which rows move in which layers"  # type: ignore[attr-defined]
+        return Subject(repr(x), matrix and leaks_payload(matrix, title), x)
+    return None
+
+
+def _is(x: Any, module: str, name: str) -> bool:
+    loaded = sys.modules.get(module)
+    return loaded is not None and isinstance(x, getattr(loaded, name))
+
+
+def _verified(verification: Any) -> Round:
+    """A verification as the round that greedy decoding would make of it."""
+    from ddtree_lab.recording import what_the_target_thinks
+    from ddtree_lab.stages.walk import walk_tree
+
+    tokens = verification.argmax_token_ids.tolist()
+    walk = walk_tree(verification.tree, tokens)
+    return Round(
+        past_length=verification.past_length,
+        tree=verification.tree,
+        target_token_ids=walk.target_token_ids,
+        path=walk.path,
+        emitted_token_ids=walk.token_ids,
+        **what_the_target_thinks(verification, tokens),
+    )
+
+
+def session_payload(session: Session) -> dict[str, Any]:
+    """The finished rounds, and the one that is being worked on as far as it is."""
+    from ddtree_lab.recording import make_trace
+
+    records, trace = session.state.records, session.trace
+    if "tree" not in records or "commit" in records:
+        return trace_payload(trace, title=repr(session))
+    tree, verification = records["tree"], records.get("verify")
+    assert isinstance(tree, DraftTree)
+    if verification is None:
+        # The texts of the tree's tokens, as if it had been a round.
+        known = make_trace(session.pair, tuple(tree.token_ids.tolist()), int(tree.token_ids[0]), (), {}, None)
+        return _appended(
+            trace_payload(trace, title=repr(session)), bare_round(tree, known)["rounds"][0], session
+        )
+    round_ = _verified(verification)
+    known = make_trace(session.pair, (), round_.tree.token_ids[0].item(), (round_,), {}, None)
+    return _appended(
+        trace_payload(trace, title=repr(session)), one_round(round_, known)["rounds"][0], session
+    )
+
+
+def _appended(payload: dict[str, Any], round_: dict[str, Any], session: Session) -> dict[str, Any]:
+    """The unfinished round after the finished ones; its position is that of the anchor."""
+    number = payload["num_rounds"]
+    round_ |= {
+        "past_length": len(session.state.token_ids) - 1,
+        "stage_seconds": dict(session.state.stage_seconds),
+    }
+    return payload | {
+        "num_rounds": number + 1,
+        "round_numbers": [*payload["round_numbers"], number],
+        "rounds": [*payload["rounds"], round_],
+    }
+
+
+def _first_rounds(trace: Trace) -> range | None:
+    """How many rounds a notebook is given; None for all."""
+    nodes = 0
+    for index, round_ in enumerate(trace.rounds):
+        nodes += round_.tree.num_nodes
+        if nodes > MAX_NODES_EMBEDDED:
+            return range(max(index, 1))
+    return None

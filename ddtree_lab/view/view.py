@@ -1,0 +1,248 @@
+"""One view of one object, with all its faces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddtree_lab.records import TEXT_WIDTH, Record
+from ddtree_lab.trace.files import write_atomically
+from ddtree_lab.view import dot, html, svg, text
+from ddtree_lab.view.numbers import title as round_title
+from ddtree_lab.view.subjects import Subject, subject_of
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from ddtree_lab.view.widget import LiveView
+
+
+class View(Record):
+    """What `dl.view` returns: it draws itself in a notebook, prints in a terminal, and saves to files.
+
+    Args:
+        x: what is viewed.
+
+    Example:
+        >>> dl.view(trace)  # a notebook shows it  # doctest: +SKIP
+        >>> dl.view(trace).save_html("trace.html")  # doctest: +SKIP
+    """
+
+    def __init__(self, x: Any) -> None:
+        self._x = x
+        self._subject = subject_of(x)
+
+    def __repr__(self) -> str:
+        return f"View({self._subject.name})"
+
+    @property
+    def payload(self) -> dict[str, Any] | None:
+        """What the browser code is given: plain JSON data. None where the view is a text."""
+        return self._subject.payload
+
+    def __rich__(self) -> RenderableType:
+        return draw(self._subject)
+
+    def to_text(
+        self,
+        *,
+        width: int = TEXT_WIDTH,
+        ascii: bool = False,  # noqa: A002
+        round_index: int | None = None,
+        max_nodes: int | None = text.MAX_NODES,
+    ) -> str:
+        """The view as plain text.
+
+        Args:
+            width: columns; a deep tree takes what it needs.
+            ascii: with ASCII characters only.
+            round_index: of the one round to draw; where not given, all up to 40.
+            max_nodes: the least likely nodes beyond are counted, not shown; None shows all.
+        """
+        drawn = _Drawn(self.drawing(round_index, max_nodes), repr(self))
+        return drawn.to_text(width=max(width, _columns(self._subject)), ascii=ascii)
+
+    def drawing(
+        self, round_index: int | None = None, max_nodes: int | None = text.MAX_NODES
+    ) -> RenderableType:
+        """What `rich` prints; arguments as in `to_text`."""
+        return draw(self._subject, round_index, max_nodes)
+
+    @property
+    def overview(self) -> RenderableType:
+        """A trace in one screen: its settings and text, a line a round, and the tree of one of them."""
+        return text.draw_overview(_trace_of(self._subject, "an overview"))
+
+    def to_svg(
+        self, *, round_index: int | None = None, theme: str = "auto", max_nodes: int | None = svg.MAX_NODES
+    ) -> str:
+        """The view as an SVG picture.
+
+        Args:
+            round_index: of the round to draw; where not given, one that kept many drafts.
+            theme: `"auto"` follows the reader's, `"light"` and `"dark"` are fixed.
+            max_nodes: the least likely nodes beyond are counted, not drawn; None draws all.
+
+        Raises:
+            ValueError: no such round or theme, or a record that is only text.
+        """
+        return _picture(self._subject, round_index, max_nodes).to_svg(theme)
+
+    def to_html(self) -> str:
+        """The view as a whole, self-contained page."""
+        return _page(self._subject, self.to_text())
+
+    def to_dot(self, *, round_index: int | None = None) -> str:
+        """The tree of a round in Graphviz's language.
+
+        Raises:
+            ValueError: no such round, or no tree in what is viewed.
+        """
+        payload = _trace_of(self._subject, "a Graphviz graph")
+        return dot.to_dot(payload["rounds"][text.shown_round(payload, round_index)])
+
+    def draw_dot(self, *, round_index: int | None = None) -> tuple[str, str]:
+        """Who drew it and the SVG: Graphviz's `dot`, else the package `graphviz-pure`, else this package itself."""
+        drawn = dot.render(self.to_dot(round_index=round_index))
+        return (
+            ("ddtree-lab", self.to_svg(round_index=round_index))
+            if drawn is None
+            else (drawn[0], drawn[1].decode())
+        )
+
+    def save_html(self, path: str | Path) -> None:
+        """Write a self-contained page; nothing in it is fetched."""
+        write_atomically(path, self.to_html())
+
+    def save_svg(self, path: str | Path, **options: Any) -> None:
+        """Write an SVG picture; `options` as in `to_svg`."""
+        write_atomically(path, self.to_svg(**options))
+
+    def save_dot(self, path: str | Path, *, round_index: int | None = None) -> None:
+        """Write a round's tree in Graphviz's language."""
+        write_atomically(path, self.to_dot(round_index=round_index))
+
+    def save_png(self, path: str | Path, *, scale: float = 2.0, theme: str = "light", **options: Any) -> None:
+        """Write a PNG picture.
+
+        Args:
+            scale: pixels for each unit of the SVG.
+            theme: `"light"` or `"dark"`.
+            options: as in `to_svg`.
+
+        Raises:
+            RuntimeError: no converter is installed, with what to install.
+        """
+        from ddtree_lab.view.png import convert
+
+        write_atomically(path, convert(self.to_svg(theme=theme, **options), scale))
+
+    def live(self) -> LiveView:
+        """A widget on which the tree can be changed and verified again.
+
+        Raises:
+            TypeError: what is viewed is not a session, which alone has the models.
+            ImportError: anywidget is not installed.
+        """
+        try:
+            from ddtree_lab.view.widget import live_view
+        except ModuleNotFoundError as fault:
+            raise ImportError(f"live() needs {fault.name}: pip install 'ddtree-lab[notebook]'") from fault
+        return live_view(self._x)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        """HTML for notebooks, SVG and text for everything else."""
+        subject = subject_of(self._x, embedded=True)
+        plain = self.to_text()
+        if subject.payload is None:
+            return {"text/plain": plain, "text/html": html.still(subject.name, None, plain)}
+        picture = _picture(subject, None, svg.MAX_NODES).to_svg()
+        document = _page(subject, plain)
+        return {
+            "text/plain": plain,
+            "text/html": html.frame(document, subject.payload["title"], picture, plain),
+            "image/svg+xml": picture,
+        }
+
+
+def print_text(drawing: RenderableType, *, ascii: bool = False) -> None:  # noqa: A002
+    """Print for whoever reads stdout: in colour and as wide as the terminal is, or plain ASCII."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if ascii or console.options.ascii_only:
+        print(_Drawn(drawing, "").to_text(width=console.width, ascii=True))
+    else:
+        console.print(drawing)
+
+
+class _Drawn(Record):
+    """Something drawn for the terminal that prints as text."""
+
+    def __init__(self, drawing: RenderableType, name: str) -> None:
+        self._drawing, self._name = drawing, name
+
+    def __repr__(self) -> str:
+        return self._name
+
+    def __rich__(self) -> RenderableType:
+        return self._drawing
+
+
+def draw(
+    subject: Subject,
+    round_index: int | None = None,
+    max_nodes: int | None = text.MAX_NODES,
+) -> RenderableType:
+    """The subject in the terminal."""
+    payload = subject.payload
+    if subject.record is not None or payload is None:
+        assert subject.record is not None
+        return subject.record
+    if payload["kind"] == "diff":
+        return text.draw_diff(payload, max_nodes)
+    return text.draw_trace(
+        payload, None if round_index is None else text.shown_round(payload, round_index), max_nodes
+    )
+
+
+def _columns(subject: Subject) -> int:
+    """Columns that the deepest tree needs."""
+    payload = subject.payload or {}
+    traces = [payload[side] for side in "ab"] if payload.get("kind") == "diff" else [payload]
+    depths = (max(round_["depths"]) for trace in traces for round_ in trace.get("rounds", ()))
+    return 4 * max(depths, default=0) + 60
+
+
+def _picture(subject: Subject, round_index: int | None, max_nodes: int | None) -> svg.Picture:
+    payload = subject.payload
+    if payload is None:
+        raise ValueError(f"{subject.name} is shown as text and has no picture; use to_text or save_html.")
+    if payload["kind"] == "leaks":
+        return svg.draw_leaks(payload)
+    if payload["kind"] == "diff":
+        return svg.draw_diff(payload, max_nodes)
+    if not payload["rounds"]:
+        return svg.draw_nothing(payload["title"])
+    index = text.shown_round(payload, round_index)
+    number = payload["round_numbers"][index] + 1
+    before = [*payload["prompt"]["texts"], *payload["first"]["texts"]]
+    before += [token for round_ in payload["rounds"][:index] for token in round_["emitted_texts"]]
+    heading = round_title(payload["rounds"][index], number, payload["num_rounds"])
+    note = f"after {text.running(before)}" if before else ""
+    return svg.draw_round(payload["rounds"][index], heading, note, max_nodes)
+
+
+def _page(subject: Subject, plain: str) -> str:
+    if subject.payload is None:
+        return html.page(subject.name, plain)
+    picture = _picture(subject, None, svg.MAX_NODES).to_svg()
+    return html.page(subject.payload["title"], plain, picture, subject.payload)
+
+
+def _trace_of(subject: Subject, what: str) -> dict[str, Any]:
+    if subject.payload is None or subject.payload["kind"] != "trace":
+        raise ValueError(
+            f"{subject.name} cannot be drawn as {what}; view a trace, a session, a round or a tree."
+        )
+    return subject.payload
