@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ddtree_lab.stages.tree import (
     LEVELS_FROM_BUDGET,
     DraftTree,
-    _best_first_levels,
+    best_first_levels,
     _build,
     build_chain,
     build_tree,
@@ -29,7 +29,7 @@ def golden_logits(case):
 
 
 def build_tree_levels(logits, budget):
-    return _build(logits, budget, 0, _best_first_levels)
+    return _build(logits, budget, 0, best_first_levels)
 
 
 def all_nodes_in_order(logits, budget):

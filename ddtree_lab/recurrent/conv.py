@@ -12,8 +12,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-NODES_AT_ONCE = 16  # whose windows are gathered together: K times the memory of their inputs
-
 
 def tree_conv(
     inputs: Float[Tensor, "node channel"],
@@ -31,9 +29,13 @@ def tree_conv(
             (`TreeTopology.conv_columns`).
     """
     history = torch.cat([window.mT, inputs])  # (K + N, C)
-    parts = (history[some] for some in columns.split(NODES_AT_ONCE))  # (N', K, C)
-    out = torch.cat([torch.einsum("nkc,ck->nc", seen, weight) for seen in parts])
-    return out if bias is None else out + bias
+    # One column of the windows after another: all at once they would be K times the inputs.
+    precise = torch.promote_types(inputs.dtype, torch.float32)
+    taps = weight.mT.to(precise)  # (K, C)
+    out = inputs.to(precise) * taps[-1]  # a node's window ends with itself
+    for column, tap in zip(columns.unbind(1)[:-1], taps, strict=False):
+        out.addcmul_(history.index_select(0, column), tap)
+    return (out if bias is None else out.add_(bias)).to(inputs.dtype)
 
 
 def window_after(

@@ -84,21 +84,19 @@ class GatedDeltaPort:
     ) -> tuple[Tensor, GatedDeltaFactors]:
         conv_inputs, z, b, a = self.project(module, hidden_states[0])
         mixed = self._convolve(module, conv_inputs, layer, topology, scan)
-        sizes = [module.key_dim, module.key_dim, module.value_dim]
-        query, key, value = (
-            part.unflatten(-1, (-1, width)).transpose(0, 1)  # (heads, N, width)
-            for part, width in zip(
-                mixed.split(sizes, -1), (module.head_k_dim, module.head_k_dim, module.head_v_dim), strict=True
-            )
-        )
         # The state is kept in at least float32, whatever the model runs in; so is the solve.
         precise = torch.promote_types(mixed.dtype, torch.float32)
-        query = _l2norm(query.to(precise)) * module.head_k_dim**-0.5
-        key = _l2norm(key.to(precise))
+        key_heads, value_heads = mixed.to(precise).split([2 * module.key_dim, module.value_dim], -1)
+        both = key_heads.unflatten(-1, (2, -1, module.head_k_dim)).permute(
+            1, 2, 0, 3
+        )  # (2, key heads, N, d_k)
+        query_norm, key_norm = _inverse_norm(both)
+        query, key = both[0] * (query_norm * module.head_k_dim**-0.5), both[1] * key_norm
+        value = value_heads.unflatten(-1, (-1, module.head_v_dim)).transpose(0, 1)  # (heads, N, d_v)
         log_decay = -module.A_log.to(precise).exp() * F.softplus(a.to(precise) + module.dt_bias.to(precise))
         beta = b.sigmoid().to(precise)
         state = get_state(layer, "recurrent_states")[0]
-        args = (query, key, value.to(precise), log_decay.T, beta.T, state)
+        args = (query, key, value, log_decay.T, beta.T, state)
         if scan:
             out, delta = tree_scan(*args, topology.parents)
         else:
@@ -130,8 +128,8 @@ class Qwen3NextPort(GatedDeltaPort):
         return conv_inputs, z.reshape(len(x), -1), b[0], a[0]
 
 
-def _l2norm(x: Tensor) -> Tensor:
-    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)  # ε inside, as in the library's kernels
+def _inverse_norm(x: Tensor) -> Tensor:
+    return torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)  # ε inside, as in the library's kernels
 
 
 _PORTS: dict[str, RecurrentPort] = {}

@@ -14,6 +14,7 @@ level with numpy. No torch is imported until logits of that kind arrive, so save
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 LEVELS_FROM_BUDGET = 256  # below it the heap's few pops cost less than the array calls
 BestFirst = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # parents, depths, ranks, scores
+Order = Callable[
+    [np.ndarray, int], BestFirst
+]  # log-probabilities [depth, k] and a budget → the nodes, best first
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,13 +200,12 @@ def build_tree(draft_logits: Any, budget: int, root_token_id: int = 0) -> DraftT
     Raises:
         ValueError: logits of another shape, or with NaN or +inf in them.
     """
-    fast = _best_first_heap if budget < LEVELS_FROM_BUDGET else _best_first_levels
-    return _build(draft_logits, budget, root_token_id, fast)
+    return _build(draft_logits, budget, root_token_id, best_first(budget))
 
 
 def build_tree_heap(draft_logits: Any, budget: int, root_token_id: int = 0) -> DraftTree:
     """The published builder: a heap, best first; ties go to the smaller tuple of ranks."""
-    return _build(draft_logits, budget, root_token_id, _best_first_heap)
+    return _build(draft_logits, budget, root_token_id, best_first_heap)
 
 
 def build_chain(draft_logits: Any, root_token_id: int = 0) -> DraftTree:
@@ -218,9 +221,21 @@ def build_chain(draft_logits: Any, root_token_id: int = 0) -> DraftTree:
     )
 
 
-def _build(draft_logits: Any, budget: int, root_token_id: int, best_first: Any) -> DraftTree:
+def _build(draft_logits: Any, budget: int, root_token_id: int, order: Order) -> DraftTree:
     log_probs, token_ids = top_log_probs(draft_logits, max(budget, 0))
-    parents, depths, ranks, scores = best_first(log_probs, max(budget, 0))
+    return grow_tree(log_probs, token_ids, max(budget, 0), root_token_id, order)
+
+
+def best_first(budget: int) -> Order:
+    """The faster of the two ways to the same order."""
+    return best_first_heap if budget < LEVELS_FROM_BUDGET else best_first_levels
+
+
+def grow_tree(
+    log_probs: np.ndarray, token_ids: np.ndarray, budget: int, root_token_id: int, order: Order
+) -> DraftTree:
+    """All of a builder that comes after `top_log_probs`."""
+    parents, depths, ranks, scores = order(log_probs, budget)
     return DraftTree(
         token_ids=np.concatenate([[root_token_id], token_ids[depths - 1, ranks]]).astype(np.int64),
         parents=np.concatenate([[-1], parents]).astype(np.int64),
@@ -254,7 +269,7 @@ def top_log_probs(draft_logits: Any, width: int) -> tuple[np.ndarray, np.ndarray
     return log_probs, best.indices.cpu().numpy()
 
 
-def _best_first_heap(log_probs: np.ndarray, budget: int) -> BestFirst:
+def best_first_heap(log_probs: np.ndarray, budget: int) -> BestFirst:
     """Pop the best; push its next sibling and its first child; repeat. [depth, k] → four of [n]."""
     num_depths, width = log_probs.shape
     lp = log_probs.astype(np.float64).tolist()
@@ -278,7 +293,7 @@ def _best_first_heap(log_probs: np.ndarray, budget: int) -> BestFirst:
     return parents, depths, ranks_, np.array(columns[3], dtype=np.float64)
 
 
-def _best_first_levels(log_probs: np.ndarray, budget: int) -> BestFirst:
+def best_first_levels(log_probs: np.ndarray, budget: int) -> BestFirst:
     """The same as the heap, one depth at a time.
 
     The heap's pop order is the order of (−score, tuple of ranks), because a sibling or child never
@@ -288,7 +303,7 @@ def _best_first_levels(log_probs: np.ndarray, budget: int) -> BestFirst:
     """
     num_depths, width = log_probs.shape
     if not (num_depths and width and budget):
-        return _best_first_heap(log_probs, 0)
+        return best_first_heap(log_probs, 0)
     lp = log_probs.astype(np.float64)
     digits = _RankDigits(num_depths, width)
     keys, scores = digits.root(), np.zeros(1)
@@ -303,7 +318,7 @@ def _best_first_levels(log_probs: np.ndarray, budget: int) -> BestFirst:
         bar = best[-1] if len(best) == budget else -np.inf  # nothing below it can be in the tree
         cut = counts < width  # rows whose next rank was left out; a tie with the bar there is undecided
         if (scores[cut] + lp[d, counts[cut]] >= bar).any():
-            return _best_first_heap(log_probs, budget)
+            return best_first_heap(log_probs, budget)
         kept = total >= bar
         parent, rank, total = parent[kept], rank[kept], total[kept]
         child_keys = digits.child(keys[parent], d, rank)
