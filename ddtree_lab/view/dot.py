@@ -13,7 +13,7 @@ COLOURS = {
     "root": "#0072b2",
     "drafted": "#5a606a",
     "accepted": "#009e73",
-    "rejected": "#8a9099",
+    "rejected": "#d55e00",
     "bonus": "#b2558f",
 }
 SHAPES = {"root": "hexagon", "drafted": "ellipse", "accepted": "box", "rejected": "box", "bonus": "oval"}

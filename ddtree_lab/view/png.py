@@ -13,7 +13,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 SECONDS = 60
 
 
-def convert(svg: str, scale: float = 2.0) -> bytes:
+def convert(svg: str, scale: int = 2) -> bytes:
     """A PNG of an SVG whose colours are fixed.
 
     Args:
@@ -25,7 +25,7 @@ def convert(svg: str, scale: float = 2.0) -> bytes:
     if importlib.util.find_spec("resvg_py"):
         import resvg_py
 
-        return bytes(resvg_py.svg_to_bytes(svg_string=svg, zoom=round(scale)))
+        return bytes(resvg_py.svg_to_bytes(svg_string=svg, zoom=scale))
     browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
     if browser is None:
         raise RuntimeError(
@@ -35,7 +35,7 @@ def convert(svg: str, scale: float = 2.0) -> bytes:
     return _by_browser(browser, svg, scale)
 
 
-def _by_browser(browser: str, svg: str, scale: float) -> bytes:
+def _by_browser(browser: str, svg: str, scale: int) -> bytes:
     size = re.search(r'width="([\d.]+)" height="([\d.]+)"', svg)
     width, height = (round(float(number)) for number in size.groups()) if size else (800, 600)
     with tempfile.TemporaryDirectory() as folder:
@@ -48,6 +48,6 @@ def _by_browser(browser: str, svg: str, scale: float) -> bytes:
             "--hide-scrollbars",
             f"--window-size={width},{height}",
         ]
-        command += [f"--force-device-scale-factor={scale:g}", f"--screenshot={target}", source.as_uri()]
+        command += [f"--force-device-scale-factor={scale}", f"--screenshot={target}", source.as_uri()]
         subprocess.run(command, capture_output=True, timeout=SECONDS, check=True, cwd=folder)
         return target.read_bytes()

@@ -28,12 +28,12 @@ SANS = "system-ui, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 PALETTES = {
     "light": {
         "ink": "#1c2024", "dim": "#5a606a", "paper": "#ffffff", "fill": "#ffffff", "edge": "#b9bec6",
-        "root": "#0072b2", "drafted": "#5a606a", "accepted": "#009e73", "rejected": "#8a9099", "bonus": "#b2558f",
+        "root": "#0072b2", "drafted": "#5a606a", "accepted": "#009e73", "rejected": "#d55e00", "bonus": "#b2558f",
         "heat": "#d55e00",
     },
     "dark": {
         "ink": "#e8eaed", "dim": "#a4abb3", "paper": "#15171a", "fill": "#1d2024", "edge": "#4a5058",
-        "root": "#56b4e9", "drafted": "#a4abb3", "accepted": "#2cc79a", "rejected": "#868d96", "bonus": "#e39cc6",
+        "root": "#56b4e9", "drafted": "#a4abb3", "accepted": "#2cc79a", "rejected": "#e88a4a", "bonus": "#e39cc6",
         "heat": "#f0a060",
     },
 }  # fmt: skip
@@ -115,7 +115,7 @@ def draw_round(
     states = dict.fromkeys(box.state for box in boxes)
     bottom = HEADER + (max(box.row for box in boxes) + 1) * ROW + 8
     legend = _legend(states, bottom, _hidden(round_, nodes), _has_target(round_))
-    width = max(sum(columns[-1]) + MARGIN, _width(heading, 8.2), 560.0)
+    width = max(sum(columns[-1]) + MARGIN, _width(heading, 9.0), 560.0)
     note = escape(_fitting(note, width))
     body = (
         f'<text class="title" x="{MARGIN:g}" y="26">{escape(heading)}</text>\n'
@@ -282,7 +282,7 @@ def draw_diff(payload: dict[str, Any], max_nodes: int | None = MAX_NODES) -> Pic
     for picture in pictures:
         parts.append(f'<g transform="translate(0 {y:g})">{picture.body}</g>')
         y += picture.height + 8
-    width = max([picture.width for picture in pictures] + [_width(heading, 8.2)])
+    width = max([picture.width for picture in pictures] + [_width(heading, 9.0)])
     words = " ".join(picture.description for picture in pictures)
     return Picture(width, y, "\n".join(parts), heading, words)
 
@@ -290,7 +290,7 @@ def draw_diff(payload: dict[str, Any], max_nodes: int | None = MAX_NODES) -> Pic
 def draw_nothing(heading: str) -> Picture:
     """A trace without rounds."""
     body = f'<text class="title" x="{MARGIN:g}" y="26">{escape(heading)}</text>'
-    return Picture(_width(heading, 8.2), 44.0, body, heading, "No round was recorded.")
+    return Picture(_width(heading, 9.0), 44.0, body, heading, "No round was recorded.")
 
 
 def draw_leaks(payload: dict[str, Any]) -> Picture:

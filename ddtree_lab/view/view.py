@@ -122,7 +122,7 @@ class View(Record):
         """Write a round's tree in Graphviz's language."""
         write_atomically(path, self.to_dot(round_index=round_index))
 
-    def save_png(self, path: str | Path, *, scale: float = 2.0, theme: str = "light", **options: Any) -> None:
+    def save_png(self, path: str | Path, *, scale: int = 2, theme: str = "light", **options: Any) -> None:
         """Write a PNG picture.
 
         Args:
