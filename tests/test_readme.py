@@ -13,9 +13,11 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_ten_lines_of_python_run(capsys):
-    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    exec(compile(code, "README.md", "exec"), {})
+def test_its_python_runs_from_top_to_bottom(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    for code in re.findall(r"```python\n(.*?)```", README, re.DOTALL):
+        exec(compile(code, "README.md", "exec"), names)
     out = capsys.readouterr().out
     assert "19, 21 and 23" in out
     assert "linear_attention" in out
