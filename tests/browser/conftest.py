@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from watching import ROOT
 
 import ddtree_lab as dl
 
-ROOT = Path(__file__).parent.parent.parent
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PROMPT = "Which three numbers follow 11, 13, 15, 17? Then count from 3 to 12."
 

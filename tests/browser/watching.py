@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from axe_playwright_python.sync_playwright import Axe
 
+ROOT = Path(__file__).parent.parent.parent
 LOCAL = ("file:", "data:", "blob:", "about:", "chrome-extension:")
 
 

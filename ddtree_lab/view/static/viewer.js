@@ -8,11 +8,11 @@ import { draftPanel, figures, layersPanel, nodeDetails, rowsKeeper, rowsTable, t
 import { TreePicture } from "./picture.js";
 import { curves, edited, openingRound, origins, placeOf, replay, stagesOf, statesFor, step } from "./record.js";
 import { keepTheme } from "./theme.js";
-import { neighbour, pathTo, search, visibleNodes } from "./tree.js";
+import { layOut, neighbour, pathTo, search, visibleNodes } from "./tree.js";
 import { BONUS, caption, labelOf, reason, runLine, verdict } from "./words.js";
 
 const CAP = 160; // nodes drawn before one asks for all
-const NUMBERS_UP_TO = 48; // nodes drawn with their numbers unless one asks otherwise
+const ROWS_WITH_NUMBERS = 9; // a tree of more rows is drawn without its numbers unless one asks for them
 const MORE_DEFINITIONS = {
   past_length: "tokens in the cache before the round; the anchor's position",
   path_mass: "exp of the path's log-probability: the drafter's probability that the whole path is kept",
@@ -178,9 +178,11 @@ class TraceView {
     const { round, full } = view;
     const keep = [...(full?.kept ?? []), Math.max(view.node, 0), ...(round.states?.flatMap((state, i) => (state === "what-if" ? [i] : [])) ?? [])];
     const shown = (this.shown = visibleNodes(round, { cap: this.asked.all ? Infinity : CAP, keep, opened: this.asked.opened, closed: this.asked.closed }));
-    const size = this.asked.size ?? (shown.nodes.length > NUMBERS_UP_TO || this.isNarrow ? "compact" : "numbers");
     const isBonusShown = view.bonusUnder !== null && shown.nodes.includes(view.bonusUnder) && !this.asked.closed.has(view.bonusUnder);
-    this.picture.build(round, shown, isBonusShown ? view.bonusUnder : null, size);
+    const under = isBonusShown ? view.bonusUnder : null;
+    const isLow = layOut(round.parents, shown.nodes, under).rows <= ROWS_WITH_NUMBERS;
+    const size = this.asked.size ?? (isLow && !this.isNarrow ? "numbers" : "compact");
+    this.picture.build(round, shown, under, size);
     this.drawn = view.bonusUnder;
     this.size = size;
     this.mass = massPanel(view, (budget) => this.setBudget(budget));
