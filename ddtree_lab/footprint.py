@@ -20,7 +20,7 @@ from ddtree_lab.stages.cache import describe_cache, layer_kinds, make_cache
 from ddtree_lab.stages.forward import run_target
 from ddtree_lab.stages.support import tree_support
 from ddtree_lab.stages.tree import DraftTree
-from ddtree_lab.stages.verify import PATHS_PER_PASS, _verify_masked, verify_tree
+from ddtree_lab.stages.verify import PATHS_PER_PASS, _verify_masked, _verify_paths
 
 QUANTIZATIONS = (None, "8bit", "4bit")
 # Bytes a weight, and weights that share one float32 scale (None: a row of the matrix), in bitsandbytes.
@@ -278,7 +278,7 @@ def _rehearse_verify(
     run = (
         partial(_verify_masked, target, cache, tree, method, None, taps)  # verify_tree would try it out first
         if method == "tree"
-        else partial(verify_tree, target, cache, tree, method, tap_layer_ids=taps)
+        else partial(_verify_paths, target, cache, tree, taps)
     )
     return rehearse(run, (*_tensors_of(target), *committed))
 

@@ -241,6 +241,24 @@ def check_cache(target: PreTrainedModel, cache: Any, *, filled: bool = True) -> 
                 )
 
 
+def check_filled(target: PreTrainedModel, cache: Cache) -> None:
+    """Refuse a target that left the cache of its first forward empty, or gave it layers that nothing describes.
+
+    Raises:
+        ValueError: nothing could be continued from that cache.
+    """
+    name, expected, found = type(target).__name__, len(_layer_classes(target)), len(cache.layers)
+    if cache_length(cache) == 0 and not _has_state(cache):
+        raise ValueError(
+            f"target: {name} left the cache empty; it keeps none, or one of its own that cannot be branched."
+        )
+    if found > expected:
+        raise ValueError(
+            f"target: {name} filled {found} cache layers where its config describes {expected}, so it runs layers "
+            "more than once; of which kind the others are is not known."
+        )
+
+
 def _has_state(cache: Cache) -> bool:
     return any(layer_tensors(layer) for layer in cache.layers)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from transformers.cache_utils import Cache
 from ddtree_lab.compat import cache_keyword, forward_kwargs, text_config
 from ddtree_lab.offload import execution_device, pass_through
 from ddtree_lab.records import Record
-from ddtree_lab.stages.cache import cache_length, check_cache, learn_sizes
+from ddtree_lab.stages.cache import cache_length, check_cache, check_filled, learn_sizes
 from ddtree_lab.stages.support import tree_support
 
 
@@ -50,13 +51,15 @@ def run_target(
     Args:
         tap_layer_ids: layers whose hidden states are returned; id i is `hidden_states[i + 1]`.
         **kwargs: `attention_mask`, `position_ids`, `logits_to_keep`; left out where the model's forward
-            has no such argument.
+            has no such argument. Positions count from 0; a model that begins elsewhere gets its own.
     """
     past_length = 0 if cache is None else cache_length(cache)
     device = execution_device(target.get_input_embeddings())
     if past_length and kwargs.get("position_ids") is None:  # a few models (Bamba) would count from 0 again
         positions = torch.arange(past_length, past_length + input_ids.shape[1], device=device)
         kwargs["position_ids"] = positions.expand(input_ids.shape)
+    if kwargs.get("position_ids") is not None:
+        kwargs["position_ids"] = kwargs["position_ids"] + first_position(target)
     extra = forward_kwargs(target, **kwargs)
     if cache is not None:
         extra[cache_keyword(target)] = cache
@@ -67,6 +70,21 @@ def run_target(
         torch.cat([tapped[i].to(out.logits.device) for i in tap_layer_ids], dim=-1) if tap_layer_ids else None
     )
     return TargetOutput(out.logits, taps)
+
+
+_first_positions: weakref.WeakKeyDictionary[PreTrainedModel, int] = weakref.WeakKeyDictionary()
+
+
+def first_position(target: PreTrainedModel) -> int:
+    """The position id of a text's first token: 0, but for the RoBERTa family, which begins after its padding id.
+
+    There a position is looked up in a table with a padding row; no other table of positions has one.
+    """
+    if target not in _first_positions:
+        tables = (getattr(module, "position_embeddings", None) for module in target.modules())
+        rows = [t.padding_idx for t in tables if isinstance(t, nn.Embedding) and t.padding_idx is not None]
+        _first_positions[target] = rows[0] + 1 if rows else 0
+    return _first_positions[target]
 
 
 def continue_target(
@@ -149,7 +167,8 @@ def prefill(
     """Run the prompt into an empty (or partly filled) cache; logits of its last token only.
 
     Raises:
-        ValueError: an empty prompt, more than one row, or a cache that does not fit the target.
+        ValueError: an empty prompt, more than one row, a cache that does not fit the target, or a target that
+            leaves it empty.
     """
     if input_ids.ndim != 2 or input_ids.shape[0] != 1 or input_ids.shape[1] == 0:
         raise ValueError(
@@ -160,5 +179,6 @@ def prefill(
         out = continue_target(target, input_ids, cache, tap_layer_ids, logits_to_keep=1)
     else:
         out = run_target(target, input_ids, cache, tap_layer_ids, logits_to_keep=1)
+        check_filled(target, cache)
         learn_sizes(target, cache)
     return TargetOutput(out.logits[:, -1:], out.taps)

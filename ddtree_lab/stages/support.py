@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLa
 from ddtree_lab.compat import is_recurrent, text_config
 from ddtree_lab.records import format_bytes
 from ddtree_lab.recurrent.ports import find_recurrent_modules, registered_ports
-from ddtree_lab.stages.cache import describe_cache, layer_kinds, make_cache
+from ddtree_lab.stages.cache import describe_cache, layer_kinds, make_cache, sliding_windows
 from ddtree_lab.stages.tree import DraftTree
 
 METHODS = ("auto", "tree", "scan", "paths", "flattened")
@@ -102,22 +103,54 @@ def probe_support(target: PreTrainedModel, probe: Probe) -> str:
     An architecture may use what a mask cannot express (positions taken from the cache slot, say),
     and its config does not tell. Run once a model, attention back end, dtype and set of ports.
     """
+    return _tried(target, probe, "tree pass", "the paths alone")
+
+
+def check_continuation(target: PreTrainedModel, probe: Probe) -> None:
+    """Refuse a target whose forwards from a cache are not what they are without one, so that no method is exact.
+
+    Such faults are the library's: states kept on the modules and not in the cache, say.
+
+    Raises:
+        ValueError: with what the target's code or a trial of `probe` showed.
+    """
+    known, key = _probed.setdefault(target, {}), ("window", type(target))
+    if key not in known:
+        known[key] = _unmasked_window(target)
+    unsound = known[key] or _tried(target, probe, "continuation from a cache", "the text alone")
+    if unsound:
+        raise ValueError(
+            f"no method is exact on {type(target).__name__}: {unsound}. Decode it without a cache, with the library."
+        )
+
+
+def _unmasked_window(target: PreTrainedModel) -> str:
+    """Layers whose cache forgets rows that the model's own code would still look at, as Moshi's."""
+    windows = sliding_windows(make_cache(target))
+    module = sys.modules[type(target.get_decoder()).__module__]
+    makers = ("create_sliding_window_causal_mask", "create_chunked_causal_mask", "create_masks_for_generate")
+    own = module.__name__.startswith("transformers.")
+    if not windows or not own or any(hasattr(module, name) for name in makers):
+        return ""
+    return f"its cache keeps {min(windows) - 1} tokens in some layers, but its attention has no such window"
+
+
+def _tried(target: PreTrainedModel, probe: Probe, what: str, truth: str) -> str:
+    """What a trial on the model says, remembered."""
     backend = attention_backend(target)
     dtype = str(target.dtype).removeprefix("torch.")
-    known, key = _probed.setdefault(target, {}), (backend, dtype, registered_ports())
+    known, key = _probed.setdefault(target, {}), (what, backend, dtype, registered_ports())
     if key not in known:
         try:
             error, scale = probe(target)
         except torch.OutOfMemoryError:
             raise  # says nothing about the architecture, and may not happen again
-        except (ValueError, TypeError, RuntimeError, AttributeError, LookupError) as fault:
-            known[key] = (
-                f"a trial tree pass failed under {backend} attention ({type(fault).__name__}: {fault})"
-            )
+        except (ValueError, TypeError, RuntimeError, AttributeError, LookupError, AssertionError) as fault:
+            known[key] = f"a trial {what} failed under {backend} attention ({type(fault).__name__}: {fault})"
         else:
             exact = error <= PROBE_TOLERANCE.get(dtype, 0.1) * scale
             known[key] = "" if exact else (
-                f"a trial tree pass under {backend} attention differs from the paths alone by {error:.2g} "
+                f"a trial {what} under {backend} attention differs from {truth} by {error:.2g} "
                 f"on logits of scale {scale:.2g}"
             )  # fmt: skip
     return known[key]

@@ -41,7 +41,7 @@ from ddtree_lab.stages.cache import (
 )
 from ddtree_lab.stages.forward import continue_target, prefill, run_target
 from ddtree_lab.stages.mask import TreeMask, build_mask
-from ddtree_lab.stages.support import resolve_method, tree_refusal, tree_support
+from ddtree_lab.stages.support import check_continuation, resolve_method, tree_refusal, tree_support
 from ddtree_lab.stages.tree import DraftTree
 
 if TYPE_CHECKING:
@@ -130,6 +130,8 @@ def verify_tree(
     check_cache(target, cache)
     _check_tokens(target, tree)
     method = resolve_method(target, cache, tree, method, probe=_probe)
+    if method != "flattened":
+        check_continuation(target, _probe_cache)
     if method == "paths":
         return _verify_paths(target, cache, tree, tap_layer_ids)
     return _verify_masked(target, cache, tree, method, mask, tap_layer_ids)
@@ -256,6 +258,11 @@ def _mask_argument(
     if kinds == {"sliding_attention"}:
         return mask.windowed[windows[0]]
     by_kind: dict[str, Tensor | None] = {"full_attention": mask.additive, "linear_attention": None}
+    unknown = sorted(kinds - {*by_kind, "sliding_attention"})
+    if unknown:
+        raise ValueError(
+            f"target has {', '.join(unknown)} layers beside sliding ones, for which no mask is known; take 'paths'."
+        )
     return {
         kind: mask.windowed[windows[0]] if kind == "sliding_attention" else by_kind[kind] for kind in kinds
     }
@@ -304,17 +311,44 @@ def fingerprint(cache: Cache) -> tuple[tuple[Tensor, int], ...]:
 
 def _probe(target: PreTrainedModel) -> tuple[float, float]:
     """Largest difference between a tree pass and the same paths alone, and the scale of the logits."""
+    _, cache, tree = _trial(target)
+    masked = _verify_masked(target, cache, tree, "tree", None, ()).logits.float()
+    alone = _verify_paths(target, cache, tree, ()).logits.float()
+    return float((masked - alone).abs().max()), _scale(alone)
+
+
+def _probe_cache(target: PreTrainedModel) -> tuple[float, float]:
+    """Difference between paths and forwards of the same texts without a cache, and the scale of the logits.
+
+    The median over nodes: a wrong cache is wrong everywhere, while in half precision a router may send
+    one token to another expert.
+    """
+    before, cache, tree = _trial(target)
+    found = _verify_paths(target, cache, tree, ()).logits.float()
+    texts = torch.tensor([[*before, *tree.token_ids[tree.path(leaf)].tolist()] for leaf in tree.leaves()])
+    rows = run_target(target, texts, None).logits.float()
+    alone = torch.stack([rows[0, 6], rows[0, 7], rows[1, 7], rows[0, 8], rows[1, 8]])  # in the tree's order
+    return float((found - alone).abs().amax(-1).median()), _scale(alone)
+
+
+def _trial(target: PreTrainedModel) -> tuple[list[int], Cache, DraftTree]:
+    """Six tokens, a cache that holds them, and a tree of two branches of two nodes below."""
     rows = target.get_input_embeddings().weight.shape[0]
     ids = [(7 * i + 3) % rows for i in range(12)]
     cache = make_cache(target)
     prefill(target, torch.tensor([ids[:6]]), cache)
-    tree = DraftTree.from_parents(ids[6:11], [-1, 0, 0, 1, 2])  # two branches of two nodes
-    masked = _verify_masked(target, cache, tree, "tree", None, ()).logits.float()
-    alone = _verify_paths(target, cache, tree, ()).logits.float()
-    scale = (alone - alone.mean(-1, keepdim=True)).abs().max()
-    return float((masked - alone).abs().max()), float(scale)
+    return ids[:6], cache, DraftTree.from_parents(ids[6:11], [-1, 0, 0, 1, 2])
+
+
+def _scale(logits: Tensor) -> float:
+    return float((logits - logits.mean(-1, keepdim=True)).abs().max())
 
 
 def exact_method(target: PreTrainedModel) -> str:
     """What `"auto"` stands for on a target: `"tree"` where one pass over the tree is exact, else `"paths"`."""
-    return "paths" if tree_refusal(target, _probe) else "tree"
+    return "paths" if why_no_tree_pass(target) else "tree"
+
+
+def why_no_tree_pass(target: PreTrainedModel) -> str:
+    """Why one pass over a tree would not be exact on a target; empty where it is."""
+    return tree_refusal(target, _probe)
