@@ -24,6 +24,7 @@ COMMANDS = {
     "diff": "two saved traces to their first difference",
     "doctor": "is it the drafter or the port, and where",
     "inspect": "a model from its config alone: layers, caches, bytes, the exact verify method",
+    "survey": "what is exact on which architecture of the installed transformers",
     "plan": "would a pair fit, how would it be split, with which quantization",
     "synth": "random checkpoints of a target and its drafter in the published format",
     "env": "versions, kernels, devices, and what each implies",

@@ -110,7 +110,7 @@ def _narrow(target: dict[str, Any], drafter: dict[str, Any]) -> None:
         target.update(linear_num_key_heads=2, linear_num_value_heads=2 * groups)
     rope = target["rope_parameters"]
     if "mrope_section" in rope:
-        rope["mrope_section"] = _thirds(int(target["head_dim"] * rope["partial_rotary_factor"]) // 2)
+        rope["mrope_section"] = thirds(int(target["head_dim"] * rope["partial_rotary_factor"]) // 2)
     if drafter["sliding_window"] is not None:
         drafter["sliding_window"] = TINY_WINDOW
     drafter["dflash_config"]["mask_token_id"] = TINY_SPECIAL_IDS["mask"]
@@ -118,10 +118,10 @@ def _narrow(target: dict[str, Any], drafter: dict[str, Any]) -> None:
     target["eos_token_id"] = TINY_SPECIAL_IDS["pad"]
 
 
-def _thirds(pairs: int) -> list[int]:
+def thirds(pairs: int) -> list[int]:
     """Rotary pairs of time, height and width, as the real models share them out.
 
-    >>> _thirds(32)
+    >>> thirds(32)
     [11, 11, 10]
     """
     return [(pairs + 2) // 3, (pairs + 1) // 3, pairs // 3]
