@@ -36,7 +36,7 @@ _HOMES = {
     "ddtree_lab.stages.mask": ("TreeMask", "build_mask"),
     "ddtree_lab.stages.tree": ("DraftTree", "build_chain", "build_tree"),
     "ddtree_lab.stages.verify": ("Verification", "verify_tree"),
-    "ddtree_lab.stages.walk": ("Walk", "walk_tree"),
+    "ddtree_lab.stages.walk": ("Walk", "linear_chain", "walk_tree"),
     "ddtree_lab.synth": ("Synthesis", "synthesise"),
     "ddtree_lab.trace": ("Round", "Trace"),
     "ddtree_lab.view.view": ("View",),
@@ -85,7 +85,7 @@ if TYPE_CHECKING:
     from ddtree_lab.stages.mask import TreeMask, build_mask
     from ddtree_lab.stages.tree import DraftTree, build_chain, build_tree
     from ddtree_lab.stages.verify import Verification, verify_tree
-    from ddtree_lab.stages.walk import Walk, walk_tree
+    from ddtree_lab.stages.walk import Walk, linear_chain, walk_tree
     from ddtree_lab.synth import Synthesis, synthesise
     from ddtree_lab.trace import Round, Trace
     from ddtree_lab.view.view import View

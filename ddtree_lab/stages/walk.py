@@ -1,4 +1,8 @@
-"""Tree walk: follow the target's own tokens from the root for as long as the tree has them."""
+"""Tree walk: follow the target's own tokens from the root for as long as the tree has them.
+
+`linear_chain` is the walk of an engine that verifies chains, and wrong on a tree; more verifiers are compared in
+`ddtree_lab.verifiers`.
+"""
 
 from __future__ import annotations
 
@@ -74,13 +78,38 @@ def walk_tree(tree: DraftTree, target_token_ids: Any) -> Walk:
     Raises:
         ValueError: not one token a node.
     """
+    tokens = _checked(tree, target_token_ids)
+    path = [0]
+    while (child := tree.children(path[-1]).get(tokens[path[-1]])) is not None:
+        path.append(child)
+    return Walk(tuple(path), tuple(tokens))
+
+
+def linear_chain(tree: DraftTree, target_token_ids: Any) -> Walk:
+    """Take the nodes in storage order for a chain: accept node i + 1 while it is the target's token at node i.
+
+    What an engine does that drafts trees and verifies chains; for teaching. It gives what `walk_tree` gives as long
+    as each node is a child of the one before. The first accepted node that is not has its logits from another text, so
+    what follows it is not the target's own.
+
+    Args:
+        target_token_ids: [n], the target's choice at each node.
+
+    Raises:
+        ValueError: not one token a node.
+    """
+    tokens = _checked(tree, target_token_ids)
+    end = 0
+    while end + 1 < tree.num_nodes and tokens[end] == tree.token_ids[end + 1]:
+        end += 1
+    return Walk(tuple(range(end + 1)), tuple(tokens))
+
+
+def _checked(tree: DraftTree, target_token_ids: Any) -> list[int]:
     tokens = [int(token) for token in target_token_ids]
     if len(tokens) != tree.num_nodes:
         raise ValueError(
             f"target_token_ids has {len(tokens)} tokens for a tree of {tree.num_nodes} nodes; "
             "give the target's token at every node, the root included."
         )
-    path = [0]
-    while (child := tree.children(path[-1]).get(tokens[path[-1]])) is not None:
-        path.append(child)
-    return Walk(tuple(path), tuple(tokens))
+    return tokens
