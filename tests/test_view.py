@@ -7,7 +7,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -103,11 +102,8 @@ def test_boxes_of_a_picture_do_not_overlap():
         assert not any(abs(y - other) < 36 and x < left < x + width for left, other, _ in places[i + 1 :])
 
 
-def test_a_thousand_nodes_are_drawn_in_under_a_second():
-    view = dl.view(example_trace(large_round(1024)))
-    began = time.perf_counter()
-    svg = view.to_svg(max_nodes=None)
-    assert time.perf_counter() - began < 1
+def test_a_thousand_nodes_make_a_picture_that_can_be_opened():
+    svg = dl.view(example_trace(large_round(1024))).to_svg(max_nodes=None)
     assert len(svg) < 1_000_000
 
 
@@ -177,6 +173,14 @@ def test_a_page_without_scripts_has_the_picture_and_the_text():
     page = dl.view(example_trace()).to_html()
     assert "<noscript><figure" in page
     assert html.escape("├── ✓ ␣cat") in page
+
+
+def test_hosts_that_take_frames_and_scripts_out_still_have_picture_and_text():
+    output = dl.view(example_trace())._repr_mimebundle_()["text/html"]
+    left = re.sub(r"<(iframe|script).*?</\1>", "", output, flags=re.DOTALL)
+    assert left.startswith('<details class="ddtree-lab-still" open>')
+    assert '<figure role="img" aria-label="example: 1 round"' in left
+    assert html.escape("├── ✓ ␣cat") in left
 
 
 def test_a_notebook_gets_a_sandboxed_frame_a_picture_and_text():

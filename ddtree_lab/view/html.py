@@ -16,7 +16,7 @@ from typing import Any
 FRAME_HEIGHT = 640  # px, until the page inside has said its own
 _IMPORTS = re.compile(r'^import [^;]*?from "\./[\w.]+";\n', re.MULTILINE)
 _START = """
-render({ payload: JSON.parse(document.getElementById("payload").textContent),
+mount({ payload: JSON.parse(document.getElementById("payload").textContent),
   el: document.getElementById("view"), host: null });"""
 
 
@@ -28,7 +28,7 @@ def page(title: str, text: str, picture: str | None = None, payload: dict[str, A
         picture: an SVG, shown where no script runs, or where there is no payload.
         payload: what `viewer.js` draws.
     """
-    figure = f'<figure role="img" aria-label="{html.escape(title)}">{picture}</figure>' if picture else ""
+    figure = _figure(title, picture) if picture else ""
     if payload is None:
         body = figure
     else:
@@ -54,30 +54,28 @@ def page(title: str, text: str, picture: str | None = None, payload: dict[str, A
 """
 
 
-def frame(document: str, title: str, picture: str | None, text: str) -> str:
+def frame(document: str, title: str, picture: str, text: str) -> str:
     """A notebook output with a page in it.
 
-    Hosts that take scripts out of outputs (an untrusted notebook, GitHub) leave the picture and the text.
+    Hosts that take frames and scripts out of outputs (an untrusted notebook, GitHub) leave the picture and the text
+    below; where the page runs, `host.js` hides them.
 
     Args:
         document: from `page`.
-        picture, text: what is shown where frames are not.
+        picture: an SVG.
     """
     label = html.escape(title)
-    figure = f'<figure role="img" aria-label="{label}">{picture}</figure>' if picture else ""
     return (
         f'<iframe class="ddtree-lab-frame" sandbox="allow-scripts" title="{label}" srcdoc="{html.escape(document)}" '
         f'style="width:100%;height:{FRAME_HEIGHT}px;border:0"></iframe>'
+        f'<details class="ddtree-lab-still" open><summary>{label}: picture and text</summary>'
+        f"{_figure(title, picture)}{preformatted(text)}</details>"
         f"<script>{asset('host.js')}</script>"
-        f"<noscript>{figure}{_twin(text)}</noscript>"
     )
 
 
-def still(title: str, picture: str | None, text: str) -> str:
-    """A notebook output that runs nothing: the picture with its text, or the text alone."""
-    if picture is None:
-        return _pre(text)
-    return f'<figure role="img" aria-label="{html.escape(title)}" style="margin:0">{picture}</figure>{_twin(text)}'
+def _figure(title: str, picture: str) -> str:
+    return f'<figure role="img" aria-label="{html.escape(title)}" style="margin:0">{picture}</figure>'
 
 
 def json_for_script(payload: dict[str, Any]) -> str:
@@ -92,10 +90,11 @@ def json_for_script(payload: dict[str, Any]) -> str:
 
 def _twin(text: str, opened: bool = False) -> str:
     state = " open" if opened else ""
-    return f'<details class="ddt-twin"{state}><summary>As text</summary>{_pre(text)}</details>'
+    return f'<details class="ddt-twin"{state}><summary>As text</summary>{preformatted(text)}</details>'
 
 
-def _pre(text: str) -> str:
+def preformatted(text: str) -> str:
+    """A text that keeps its lines."""
     style = "line-height:1.2;font-family:monospace;white-space:pre;overflow-x:auto"
     return f'<pre tabindex="0" style="{style}">{html.escape(text)}</pre>'
 

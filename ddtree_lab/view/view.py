@@ -155,7 +155,7 @@ class View(Record):
         subject = subject_of(self._x, embedded=True)
         plain = self.to_text()
         if subject.payload is None:
-            return {"text/plain": plain, "text/html": html.still(subject.name, None, plain)}
+            return {"text/plain": plain, "text/html": html.preformatted(plain)}
         picture = _picture(subject, None, svg.MAX_NODES).to_svg()
         document = _page(subject, plain)
         return {

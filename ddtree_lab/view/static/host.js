@@ -16,6 +16,7 @@
     const frame = data?.ddtree && frames().find((one) => one.contentWindow === source);
     if (!frame) return;
     if (data.ddtree === "hello") tell(frame);
+    if (data.ddtree === "hello" && frame.nextElementSibling?.matches(".ddtree-lab-still")) frame.nextElementSibling.hidden = true;
     if (data.ddtree === "size" && data.height > 0) frame.style.height = `${Math.min(Math.max(data.height, 160), 4000)}px`;
     if (data.ddtree === "leave") frame.closest("[tabindex]")?.focus();
   });
