@@ -67,6 +67,16 @@ def test_what_torch_saved_is_read_without_running_it(tmp_path):
     assert Trace.load(path).token_ids == (0, 1, 3, 5, 7, 8, 6)
 
 
+def test_of_several_runs_the_first_prompts_largest_budget_is_shown_and_the_rest_counted():
+    small, other = saved_run(), saved_run(output_ids=[[*PROMPT, 0, 1, 3, 5]])
+    small["round_trees"] = small["round_trees"][:1]
+    trace = Trace.from_dict(
+        {"responses": [{"ddtree_tb2": small, "ddtree_tb5": saved_run()}, {"ddtree_tb5": other}]}
+    )
+    assert len(trace.rounds) == 2
+    assert trace.settings["source"] == "liranringel/ddtree, run 1 of 3"
+
+
 class Exploit:
     def __reduce__(self):
         return (print, ("this must not run",))

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from ddtree_lab.records import Record
 from ddtree_lab.stages.tree import DraftTree
 from ddtree_lab.trace import checks, reference
-from ddtree_lab.trace.files import read_json, write_atomically
+from ddtree_lab.trace.files import check_size, read_json, write_atomically
 
 __all__ = ["CacheLayer", "Round", "Trace", "write_atomically"]
 
@@ -247,16 +247,16 @@ class Trace(Record):
     def from_dict(cls, data: Any) -> Trace:
         """Read a trace's data; everything in it is checked and nothing in it is run.
 
-        Also read are runs of the published DDTree code that kept their `round_trees`.
+        Also read are runs of the published DDTree code that kept their `round_trees`; of several the first.
 
         Raises:
             ValueError: saying what is wrong and where.
         """
         if not isinstance(data, dict) or data.get("format") != FORMAT:
-            run = reference.find_run(data)
-            if run is None:
+            runs = reference.find_runs(data)
+            if not runs:
                 raise ValueError(f"this is no DDTree Lab trace (its format entry is not {FORMAT!r}).")
-            data = reference.converted(run)
+            data = reference.converted(runs[0], len(runs))
         if data.get("version") not in READABLE:
             raise ValueError(
                 f"trace version is {checks.short(data.get('version'))}; this program reads {READABLE[0]} to "
@@ -299,6 +299,7 @@ class Trace(Record):
             ValueError: not a trace, or a damaged one.
         """
         try:
+            check_size(path)
             return cls.from_dict(reference.read(path) if reference.is_torch_file(path) else read_json(path))
         except ValueError as fault:
             raise ValueError(f"{path}: {fault}") from fault

@@ -16,23 +16,30 @@ def read_json(path: str | Path) -> Any:
     """What a JSON file holds.
 
     Raises:
-        ValueError: too large, no JSON, too deep, or with NaN or Infinity in it.
+        ValueError: no JSON, too deep, or with NaN or Infinity in it.
     """
-    path = Path(path)
-    size = path.stat().st_size
-    if size > MAX_FILE_BYTES:
-        raise ValueError(
-            f"the file has {size / 2**20:.0f} MiB; traces of more than {MAX_FILE_BYTES // 2**20} MiB are not read. "
-            "Record fewer rounds or a smaller tree_budget."
-        )
     try:
-        return json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        return json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_refuse_constant)
     except RecursionError:
         raise ValueError("it is no trace: its JSON is nested too deeply.") from None
     except UnicodeDecodeError as fault:
         raise ValueError(f"it is not JSON: {fault.reason} at byte {fault.start}.") from fault
     except json.JSONDecodeError as fault:
         raise ValueError(f"it is not JSON: {fault}.") from fault
+
+
+def check_size(path: str | Path) -> None:
+    """Refuse a file that would fill the memory.
+
+    Raises:
+        ValueError: it is larger than `MAX_FILE_BYTES`.
+    """
+    size = Path(path).stat().st_size
+    if size > MAX_FILE_BYTES:
+        raise ValueError(
+            f"the file has {size / 2**20:.0f} MiB; traces of more than {MAX_FILE_BYTES // 2**20} MiB are not read. "
+            "Record fewer rounds or a smaller tree_budget."
+        )
 
 
 def _refuse_constant(name: str) -> NoReturn:

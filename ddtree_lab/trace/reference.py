@@ -57,10 +57,9 @@ def _plain(value: Any, nesting: int = 12) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def find_run(data: Any) -> dict[str, Any] | None:
-    """The first run with trees in it, the largest budget of that prompt; None if there is no such run."""
-    runs = list(_runs(data, NESTING))
-    return runs[0] if runs else None
+def find_runs(data: Any) -> list[dict[str, Any]]:
+    """The runs with trees in them, in order of the prompts, of each prompt the largest budget first."""
+    return list(_runs(data, NESTING))
 
 
 def _runs(data: Any, nesting: int) -> Iterator[dict[str, Any]]:
@@ -77,8 +76,11 @@ def _runs(data: Any, nesting: int) -> Iterator[dict[str, Any]]:
         yield from _runs(part, nesting - 1)
 
 
-def converted(run: dict[str, Any]) -> dict[str, Any]:
+def converted(run: dict[str, Any], num_runs: int = 1) -> dict[str, Any]:
     """A run as the data of a trace.
+
+    Args:
+        num_runs: how many there were in its file; the settings say so.
 
     Raises:
         ValueError: the trees do not fit the text; the published code deletes tokens that equal its mask token.
@@ -105,7 +107,11 @@ def converted(run: dict[str, Any]) -> dict[str, Any]:
         "format": "ddtree-lab-trace",
         "version": 2,
         "pair": "a run of the published code",
-        "settings": {"method": "ddtree", "tree_budget": budget, "source": "liranringel/ddtree"},
+        "settings": {
+            "method": "ddtree",
+            "tree_budget": budget,
+            "source": f"liranringel/ddtree, run 1 of {num_runs}",
+        },
         "prompt_token_ids": token_ids[:start],
         "first_token_id": token_ids[start],
         "rounds": rounds,
