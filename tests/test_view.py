@@ -346,7 +346,8 @@ def test_a_report_shows_its_leaks_as_a_heat_map():
     matrix = {
         "layers": [0, 1],
         "kinds": ["linear_attention", "full_attention"],
-        "moved": [[0, 0.2, 0.1], [0, 0.3, 0]],
+        "moved": [[0.0, 0.2, 0.1], [0.0, 0.3, 0.0]],
+        "caption": "how far each node's row moves when node 1's token is changed",
     }
     finding = Finding("siblings", "problem", "verify", evidence={"matrix": matrix})
     view = dl.view(Report("a port", "something leaks", (finding,)))

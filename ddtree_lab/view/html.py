@@ -24,21 +24,19 @@ def page(title: str, text: str, picture: str | None = None, payload: dict[str, A
     """A whole document.
 
     Args:
-        text: the same as plain text, for readers without scripts or sight.
-        picture: an SVG, shown where no script runs, or where there is no payload.
+        text: the same as plain text, for readers without scripts or sight; all there is without a payload.
+        picture: an SVG, shown where no script runs.
         payload: what `viewer.js` draws.
     """
-    figure = _figure(title, picture) if picture else ""
-    if payload is None:
-        body = figure
-    else:
-        data = json_for_script(payload)
+    body, script = preformatted(text), ""
+    if payload is not None:
+        figure = _figure(title, picture) if picture else ""
         body = (
             f'<div id="view"></div>\n<noscript>{figure}</noscript>\n'
-            f'<script type="application/json" id="payload">{data}</script>'
+            f'<script type="application/json" id="payload">{json_for_script(payload)}</script>\n'
+            f'<details class="ddt-twin"><summary>As text</summary>{body}</details>'
         )
-    script = "" if payload is None else f'<script type="module">{script_text()}{_START}</script>'
-    twin = _twin(text, opened=not figure and payload is None)
+        script = f'<script type="module">{script_text()}{_START}</script>'
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -47,7 +45,6 @@ def page(title: str, text: str, picture: str | None = None, payload: dict[str, A
 <body>
 <main>
 {body}
-{twin}
 </main>
 {script}
 </body></html>
@@ -86,11 +83,6 @@ def json_for_script(payload: dict[str, Any]) -> str:
     """
     text = json.dumps(payload, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-
-
-def _twin(text: str, opened: bool = False) -> str:
-    state = " open" if opened else ""
-    return f'<details class="ddt-twin"{state}><summary>As text</summary>{preformatted(text)}</details>'
 
 
 def preformatted(text: str) -> str:

@@ -190,10 +190,10 @@ def _gap(top: list[list[Any]]) -> float | None:
 
 
 def leaks_payload(matrix: dict[str, Any], title: str, tolerance: float = 0.0) -> dict[str, Any]:
-    """The doctor's leak matrix: how far each node's row moves in each layer when another node's token is changed.
+    """The doctor's leak matrix: how far each node's row is from where it should be, in each layer.
 
     Args:
-        matrix: a finding's evidence: `layers`, `kinds` and `moved`, relative movement, layers × nodes.
+        matrix: a finding's evidence: `layers`, `kinds`, `moved` (relative movement, layers × nodes) and `caption`.
         tolerance: movement up to here is rounding.
     """
     moved = matrix["moved"]
@@ -201,10 +201,7 @@ def leaks_payload(matrix: dict[str, Any], title: str, tolerance: float = 0.0) ->
         "version": VERSION,
         "kind": "leaks",
         "title": title,
-        "definitions": {
-            "moved": "how far a node's row moves, relative to its size, when node 1's token is changed; only node "
-            "1 and nodes below it may move"
-        },
+        "definitions": {"moved": matrix["caption"]},
         "layers": [
             {"layer": layer, "kind": kind}
             for layer, kind in zip(matrix["layers"], matrix["kinds"], strict=True)

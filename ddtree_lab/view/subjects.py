@@ -70,7 +70,7 @@ def _with_torch(x: Record, embedded: bool) -> Subject | None:
     if _is(x, "ddtree_lab.doctor.report", "Report"):
         matrices = (finding.evidence.get("matrix") for finding in x.findings)  # type: ignore[attr-defined]
         matrix = next((matrix for matrix in matrices if matrix), None)
-        title = f"{x.subject}: which rows move in which layers"  # type: ignore[attr-defined]
+        title = f"{x.subject}: nodes and layers"  # type: ignore[attr-defined]
         return Subject(repr(x), matrix and leaks_payload(matrix, title), x)
     return None
 

@@ -294,7 +294,7 @@ def draw_nothing(heading: str) -> Picture:
 
 
 def draw_leaks(payload: dict[str, Any]) -> Picture:
-    """Layers × nodes: the darker a cell, the further the row moved; the number is in its tooltip."""
+    """Layers × nodes: the darker a cell, the further off the row is; the number is in its tooltip."""
     matrix, side, left, top = payload["matrix"], 18.0, 190.0, 78.0
     most = max((value for row in matrix for value in row), default=0.0) or 1.0
     parts = [f'<text class="title" x="{MARGIN:g}" y="26">{escape(payload["title"])}</text>']
@@ -317,7 +317,7 @@ def draw_leaks(payload: dict[str, Any]) -> Picture:
             parts.append(f"{tip}</g>")
     width = max(left + len(payload["nodes"]) * side + MARGIN, _width(payload["definitions"]["moved"], 6.0))
     leaking = [layer["layer"] for layer, row in zip(payload["layers"], matrix, strict=True) if any(row)]
-    words = f"Rows move in layers {leaking}." if leaking else "No row moves."
+    words = f"Rows are off in layers {leaking}." if leaking else "No row is off."
     return Picture(width, top + len(matrix) * side + MARGIN, "\n".join(parts), payload["title"], words)
 
 
