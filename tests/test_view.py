@@ -327,6 +327,15 @@ class TestRecordsOfARun:
         session.run(rounds=1)
         assert dl.view(session).payload["rounds"] == dl.view(session.trace).payload["rounds"]
 
+    def test_a_view_stays_what_it_was_when_the_session_goes_on(self):
+        session = dl.Session(dl.load_pair(), dl.bundled_prompts()[0], tree_budget=4, max_new_tokens=9).run(
+            rounds=1
+        )
+        view = dl.view(session)
+        before = view._repr_mimebundle_()
+        session.run()
+        assert view._repr_mimebundle_() == before
+
     def test_a_generation_shows_its_trace_or_says_how_to_record_one(self, session):
         with pytest.raises(ValueError, match="record=True"):
             dl.view(dl.generate(session.pair, "Count from 3 to 8.", max_new_tokens=4))
@@ -364,3 +373,15 @@ def test_a_report_shows_its_leaks_as_a_heat_map():
 def test_the_package_brings_the_browser_code():
     assert "render" in pages.script_text()
     assert Path(pages.__file__).with_name("static").joinpath("viewer.css").exists()
+
+
+def test_the_example_page_is_made_by_the_code_as_it_is():
+    """After a change to the browser code: `python -m assets.figures`."""
+    page = Path(__file__).parent.parent / "assets" / "example-round.html"
+    if not page.exists():
+        pytest.skip("needs a checkout")
+    text = page.read_text(encoding="utf-8")
+    assert pages.script_text() in text
+    assert pages.asset("viewer.css") in text
+    payload = json.loads(Elements(text).scripts[0])
+    assert payload["definitions"] == dl.view(example_trace()).payload["definitions"]

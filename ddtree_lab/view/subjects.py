@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from ddtree_lab.records import Record
@@ -34,18 +35,15 @@ class Subject:
     record: Record | None = None
 
 
-def subject_of(x: Any, *, embedded: bool = False) -> Subject:
+def subject_of(x: Any) -> Subject:
     """What to draw for an object.
-
-    Args:
-        embedded: leave out rounds that a notebook should not keep.
 
     Raises:
         TypeError: it is nothing that can be viewed.
         ValueError: a generation without a trace.
     """
     if isinstance(x, Trace):
-        return Subject(repr(x), trace_payload(x, rounds=_first_rounds(x) if embedded else None))
+        return Subject(repr(x), trace_payload(x))
     if isinstance(x, Round):
         return Subject(repr(x), one_round(x))
     if isinstance(x, DraftTree):
@@ -54,15 +52,15 @@ def subject_of(x: Any, *, embedded: bool = False) -> Subject:
         return Subject(f"{x[0]!r} beside {x[1]!r}", diff_payload(*x))
     if not isinstance(x, Record):
         raise TypeError(f"x is a {type(x).__name__}, which cannot be viewed; give {NAMES}.")
-    return _with_torch(x, embedded) or Subject(repr(x), None, x)
+    return _with_torch(x) or Subject(repr(x), None, x)
 
 
-def _with_torch(x: Record, embedded: bool) -> Subject | None:
+def _with_torch(x: Record) -> Subject | None:
     """Records whose classes need torch; a module that was never imported cannot have made `x`."""
     if _is(x, "ddtree_lab.decode", "Generation"):
         if x.trace is None:  # type: ignore[attr-defined]
             raise ValueError("the generation holds no trace; generate with record=True to view its rounds.")
-        return subject_of(x.trace, embedded=embedded)  # type: ignore[attr-defined]
+        return subject_of(x.trace)  # type: ignore[attr-defined]
     if _is(x, "ddtree_lab.session", "Session"):
         return Subject(repr(x), session_payload(x))  # type: ignore[arg-type]
     if _is(x, "ddtree_lab.stages.verify", "Verification"):
@@ -133,11 +131,12 @@ def _appended(payload: dict[str, Any], round_: dict[str, Any], session: Session)
     }
 
 
-def _first_rounds(trace: Trace) -> range | None:
-    """How many rounds a notebook is given; None for all."""
-    nodes = 0
-    for index, round_ in enumerate(trace.rounds):
-        nodes += round_.tree.num_nodes
-        if nodes > MAX_NODES_EMBEDDED:
-            return range(max(index, 1))
-    return None
+def embedded(subject: Subject) -> Subject:
+    """The same without the rounds that a notebook should not keep."""
+    payload = subject.payload
+    if payload is None or payload["kind"] != "trace":
+        return subject
+    sizes = accumulate(len(round_["ids"]) for round_ in payload["rounds"])
+    count = max(1, sum(size <= MAX_NODES_EMBEDDED for size in sizes))
+    kept = {name: payload[name][:count] for name in ("rounds", "round_numbers")}
+    return replace(subject, payload=payload | kept)

@@ -9,7 +9,7 @@ from ddtree_lab.records import TEXT_WIDTH, Record
 from ddtree_lab.trace.files import write_atomically
 from ddtree_lab.view import dot, html, svg, text
 from ddtree_lab.view.numbers import title as round_title
-from ddtree_lab.view.subjects import Subject, subject_of
+from ddtree_lab.view.subjects import Subject, embedded, subject_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -152,7 +152,7 @@ class View(Record):
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         """HTML for notebooks, SVG and text for everything else."""
-        subject = subject_of(self._x, embedded=True)
+        subject = embedded(self._subject)
         plain = self.to_text()
         if subject.payload is None:
             return {"text/plain": plain, "text/html": html.preformatted(plain)}
