@@ -8,12 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from watching import ROOT
+from watching import PROMPT, ROOT
 
 import ddtree_lab as dl
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-PROMPT = "Which three numbers follow 11, 13, 15, 17? Then count from 3 to 12."
 
 
 @pytest.fixture(scope="session")

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from watching import ROOT, Watch, focused, violations
+from watching import PROMPT, ROOT, Watch, focused, violations
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
+SESSION = "window.jupyterapp?.shell?.currentWidget?.sessionContext"
 FRAME = "iframe.ddtree-lab-frame"
 CELLS = [
     "import ddtree_lab as dl\nprint(dl.__file__)\na, b = dl.Trace.load('a.json'), dl.Trace.load('b.json')",
@@ -72,7 +73,10 @@ def lab(site, tmp_path_factory, trace, other_trace):
         yield address(folder / "log", server), folder
     finally:
         server.terminate()
-        server.wait(20)
+        try:
+            server.wait(5)
+        except subprocess.TimeoutExpired:
+            server.kill()
 
 
 def address(log: Path, server: subprocess.Popen) -> str:
@@ -110,8 +114,19 @@ class Lab:
         execute = "([name, args]) => window.jupyterapp.commands.execute(name, args).then(() => null)"
         self.page.evaluate(execute, [name, arguments])
 
-    def run_all(self) -> Lab:
+    def ready(self) -> None:
+        """Wait until the kernel answers; what is run before that is lost."""
+        self.page.wait_for_function(
+            f"{SESSION}?.session?.kernel?.connectionStatus === 'connected'", timeout=60000
+        )
+        self.page.evaluate(f"{SESSION}.session.kernel.info.then(() => null)")
         self.page.wait_for_selector(".jp-Notebook-ExecutionIndicator[data-status=idle]", timeout=60000)
+
+    def shut_down_kernel(self) -> None:
+        self.page.evaluate(f"{SESSION}.shutdown().then(() => null)")
+
+    def run_all(self) -> Lab:
+        self.ready()
         self.command("notebook:run-all-cells")
         return self
 
@@ -259,3 +274,110 @@ def test_the_notebook_converts_to_a_page_that_asks_for_nothing(shown, browser, l
     frame = page.locator(FRAME).first.element_handle().content_frame()
     frame.wait_for_selector("[role=tree]", timeout=30000)
     page.close()
+
+
+LIVE = [
+    "import ddtree_lab as dl\npair = dl.load_pair()",
+    f"session = dl.Session(pair, {PROMPT!r}, tree_budget=12).run(rounds=5)\nlive = dl.view(session).live()\nlive",
+    "print('chosen', live.selection['node'], 'rounds', len(live.changed.rounds))",
+]
+
+
+@pytest.fixture(scope="module")
+def live(browser, lab):
+    """A notebook with the widget, up to the cell that reads it back."""
+    base, folder = lab
+    write_notebook(folder / "live.ipynb", LIVE)
+    page = Lab(browser, base, "live.ipynb").open()
+    page.ready()
+    page.command("notebook:run-cell-and-select-next")
+    page.command("notebook:run-cell-and-select-next")
+    page.page.wait_for_selector(".ddt [role=tree]", timeout=90000)
+    yield page
+    page.close()
+
+
+def test_the_tree_is_changed_and_verified_again_through_the_widget(live, screenshots):
+    page = live.page
+    drafted = page.locator(".ddt-figure-drafted dd").inner_text()
+    kept = page.locator(".ddt-node[data-state=accepted]").first
+    kept.click()
+    node = kept.get_attribute("data-node")
+    page.get_by_role("button", name="Cut this branch").click()
+    assert page.locator(f".ddt-node[data-node='{node}']").get_attribute("data-state") == "pruned"
+    assert "not known until it is verified again" in page.locator(".ddt-caption").inner_text()
+    page.get_by_role("button", name="Undo edits").click()
+    assert page.locator(f".ddt-node[data-node='{node}']").get_attribute("data-state") == "accepted"
+    # A child that the drafter did not propose, with the target's own choice as its token: it is kept now.
+    bonus = page.locator(".ddt-node[data-state=bonus]")
+    page.locator(".ddt-node[data-state=accepted]").last.click()
+    choice = page.locator(".ddt-facts dd code").nth(1).inner_text()
+    page.get_by_label("child with token").fill(choice)
+    page.get_by_role("button", name="Add", exact=True).click()
+    assert page.locator(".ddt-node[data-state='what-if']").count() == 1
+    before = page.locator(".ddt-node[data-state=accepted]").count() if bonus.count() else 0
+    page.get_by_role("button", name="Verify again").click()
+    page.get_by_text("Verified again by the model.").wait_for(timeout=60000)
+    assert page.locator(".ddt-node[data-state=accepted]").count() > before
+    assert int(page.locator(".ddt-figure-drafted dd").inner_text()) == int(drafted) + 1
+    page.screenshot(path=screenshots / "lab-live.png")
+    assert violations(page.locator(".ddt").element_handle().owner_frame(), ".ddt") == []
+    live.command("notebook:move-cursor-down")  # a click into the widget made its cell the current one
+    live.command("notebook:run-cell")
+    page.get_by_text(re.compile(r"chosen \d+ rounds \d+")).wait_for(timeout=30000, state="attached")
+    assert live.watch.external == []
+
+
+def test_the_notebooks_styles_do_not_reach_into_the_widget(live, shown):
+    """The widget stands in the notebook's own document; the frame does not, so the two are compared."""
+    properties = [
+        "float",
+        "fontWeight",
+        "fontSize",
+        "margin",
+        "padding",
+        "display",
+        "listStyleType",
+        "whiteSpace",
+    ]
+    elements = [
+        "h1",
+        "h2",
+        "p",
+        "dt",
+        "dd",
+        "code",
+        "button",
+        "input",
+        "dfn",
+        ".ddt-facts",
+        ".ddt-figures",
+        ".ddt-times",
+        ".ddt-glossary>dl",
+    ]
+    elements += [".ddt-top ol", ".ddt-top li", "svg text", ".ddt-legend span"]
+    looks = """([elements, names]) => Object.fromEntries(elements.map(one => {
+        const style = getComputedStyle(document.querySelector('.ddt').querySelector(one));
+        return [one, names.map(name => style[name]).join(' | ')]; }))"""
+    asked = [elements, properties]
+    inside, framed = live.page.evaluate(looks, asked), shown.view(0).evaluate(looks, asked)
+    assert inside == framed
+
+
+def test_an_error_in_the_kernel_comes_back_into_the_widget(live):
+    page = live.page
+    page.get_by_label("child with token").fill("several words at once")
+    page.get_by_role("button", name="Add", exact=True).click()
+    page.get_by_role("button", name="Verify again").click()
+    page.wait_for_selector(".ddt-alarm:not(:empty)", timeout=30000)
+    assert "exactly one token" in page.locator(".ddt-alarm").inner_text()
+    page.get_by_role("button", name="Undo edits").click()
+
+
+def test_the_last_picture_stays_when_the_kernel_is_lost(live):
+    page = live.page
+    nodes = page.locator("[role=treeitem]").count()
+    live.shut_down_kernel()
+    page.locator("input[type=range]").fill("1")
+    assert page.locator(".ddt-budget output").inner_text().startswith("1 of")
+    assert page.locator("[role=treeitem]").count() >= nodes - 1

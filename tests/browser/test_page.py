@@ -239,6 +239,7 @@ def test_leaks_are_a_heat_map_with_a_number_in_every_cell(open_page, folder, scr
     matrix = {
         "layers": [0, 1, 3], "kinds": ["linear_attention", "full_attention", "full_attention"], "moved": moved,
     }  # fmt: skip
+    matrix["caption"] = "how far a node's row moves when node 1's token is changed"
     payload = leaks_payload(matrix, "leaks", tolerance=1e-5)
     (folder / "leaks.html").write_text(html.page("leaks", "leaks", None, payload), encoding="utf-8")
     page = open_page("leaks.html")

@@ -8,6 +8,7 @@ from typing import Any
 from axe_playwright_python.sync_playwright import Axe
 
 ROOT = Path(__file__).parent.parent.parent
+PROMPT = "Which three numbers follow 11, 13, 15, 17? Then count from 3 to 12."
 LOCAL = ("file:", "data:", "blob:", "about:", "chrome-extension:")
 
 
@@ -28,9 +29,9 @@ class Watch:
             self.external.append(request.url)
 
 
-def violations(frame: Any) -> list[str]:
-    """What axe-core finds wrong inside a page or a frame, one line a finding."""
-    found = Axe().run(frame).response["violations"]
+def violations(frame: Any, inside: str | None = None) -> list[str]:
+    """What axe-core finds wrong in a page or a frame, or inside an element of it, one line a finding."""
+    found = Axe().run(frame, context=inside).response["violations"]
     return [f"{v['id']}: {v['help']}: {[n['html'][:160] for n in v['nodes'][:3]]}" for v in found]
 
 

@@ -6,7 +6,7 @@ import { alignRuns } from "./record.js";
 /**
  * Two runs side by side to their first difference.
  *
- * @param {(run: object, round: number) => HTMLElement} openRun draws a whole run, when it is asked for.
+ * @param {(run: object, round: number, parent: HTMLElement) => void} openRun draws a whole run, when it is asked for.
  */
 export function diffPage(payload, openRun) {
   const { a, b, divergence, definitions } = payload;
@@ -17,7 +17,7 @@ export function diffPage(payload, openRun) {
     ? `The first ${count(index, "new token")} agree; then the first run has “${divergence.a.text}” and the second “${divergence.b.text}”.`
     : `All ${count(aligned.common, "new token")} agree.`;
   return h("div", { class: "ddt-page" },
-    h("header", { class: "ddt-header" }, h("h1", { class: "ddt-title" }, payload.title), h("p", { class: "ddt-verdict" }, verdict),
+    h("div", { class: "ddt-header" }, h("h1", { class: "ddt-title" }, payload.title), h("p", { class: "ddt-verdict" }, verdict),
       divergence && gapLine(divergence, definitions)),
     h("div", { class: "ddt-sides" }, sides.map(([name, run, tokens, choice, round]) => side(name, run, tokens, index, choice, round ?? 0, definitions, openRun))));
 }
@@ -41,7 +41,7 @@ function side(name, run, tokens, index, choice, round, definitions, openRun) {
   const settings = Object.entries(run.settings ?? {}).filter(([, value]) => value !== null);
   const opener = h("details", { class: "ddt-more-run" }, h("summary", {}, divergence(choice, round)));
   opener.addEventListener("toggle", () => {
-    if (opener.open && !opener.querySelector(".ddt-run")) opener.append(openRun(run, round));
+    if (opener.open && !opener.querySelector(".ddt-run")) openRun(run, round, opener);
   });
   return panel("side", `${name}: ${run.title}`,
     h("p", { class: "ddt-note" }, settings.map(([key, value]) => `${key.replaceAll("_", " ")} ${value}`).join(" · ")),
@@ -76,7 +76,7 @@ export function leaksPage(payload) {
     ? `${moved ? count(moved, "layer") : "No layer"} of ${layers.length} ${moved === 1 || !moved ? "lets" : "let"} a node move that must not.`
     : `In ${moved} of ${count(layers.length, "layer")} some node moves by more than ${tolerance}.`;
   return h("div", { class: "ddt-page" },
-    h("header", { class: "ddt-header" }, h("h1", { class: "ddt-title" }, payload.title), h("p", { class: "ddt-verdict" }, verdict)),
+    h("div", { class: "ddt-header" }, h("h1", { class: "ddt-title" }, payload.title), h("p", { class: "ddt-verdict" }, verdict)),
     panel("leaks", "Movement by layer and node",
       h("p", { class: "ddt-note" }, term(definitions, "moved", "Movement"), `: ${definitions?.moved ?? ""}. Up to ${tolerance} counts as rounding.`),
       scroller("leaks-box", "Movement by layer and node", table)));

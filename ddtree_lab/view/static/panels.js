@@ -7,7 +7,8 @@ import { massOf } from "./tree.js";
 export function figures(view) {
   const { round, walk, budget, definitions } = view;
   const mass = view.curves.mass[budget];
-  const rows = [["drafted", budget, "drafted"]];
+  const left = view.isEdited ? view.states.filter((state) => state !== "pruned").length - 1 : budget;
+  const rows = [["drafted", left, "drafted"]];
   if (walk) {
     rows.push(["accepted_drafts", walk.kept.length, "accepted drafts"]);
     rows.push(["emitted_tokens", walk.kept.length + (walk.bonus ? 1 : 0), "emitted tokens"]);
@@ -88,7 +89,7 @@ export function rowsTable(view, nodes) {
     const cells = [String(node), h("code", {}, shorten(round.texts[node], 9)), String(position), String(slotBefore), "", maskStrip(sees, n, cell)];
     return line("cell", { "data-row": node }, cells);
   });
-  const width = 280 + 26 + n * cell;
+  const width = 290 + 26 + n * cell;
   const table = h("div", { role: "table", "aria-label": "Rows of the verify pass", style: `--cell:${cell}px;min-width:${Math.ceil(width)}px` },
     line("columnheader", { class: "ddt-head" }, head.map(([key, label]) => term(definitions, key, label))), body);
   return scroller(n > 200 ? "rows ddt-many" : "rows", "Rows of the verify pass", table);

@@ -5,10 +5,13 @@ import { layOut, massOf } from "./tree.js";
 import { BONUS } from "./words.js";
 
 const SIZES = {
-  numbers: { w: 136, h: 50, dx: 164, dy: 58, characters: 12 },
-  compact: { w: 104, h: 24, dx: 132, dy: 30, characters: 9 },
+  numbers: { h: 50, dy: 58, least: 132, characters: 12 },
+  compact: { h: 24, dy: 30, least: 44, characters: 12 },
 };
+const GAP = 26; // between columns
 const MARGIN = 10;
+const LETTER = 7.6; // width of a letter of a token
+const LEAST_SCALE = 0.65; // smaller than this nobody can read; the box scrolls instead
 
 export class TreePicture {
   /** @param {(node: number) => void} onSelect @param {(node: number) => void} onToggle opens or closes a node. */
@@ -27,54 +30,87 @@ export class TreePicture {
     this.items = new Map();
   }
 
-  /** Draw the shown nodes anew. */
-  build(round, { nodes, hidden }, bonusUnder, size) {
-    const { w, h, dx, dy } = (this.size = SIZES[size]);
+  /**
+   * Draw the shown nodes anew.
+   *
+   * @param {{under: number, text: string} | null} bonus where the bonus token hangs.
+   * @param {"numbers" | "compact"} size
+   */
+  build(round, { nodes, hidden }, bonus, size) {
     this.round = round;
-    this.layout = { ...layOut(round.parents, nodes, bonusUnder), extraUnder: bonusUnder };
+    this.bonus = bonus;
+    this.size = SIZES[size];
+    this.isCompact = size === "compact";
+    this.layout = { ...layOut(round.parents, nodes, bonus?.under ?? null), extraUnder: bonus?.under ?? null };
     this.items = new Map();
+    const shown = bonus ? [...nodes, BONUS] : nodes;
+    this.columns = this.columnsOf(shown);
     const edges = s("g", { class: "ddt-edges", "aria-hidden": "true" });
     const items = [];
-    for (const node of bonusUnder === null ? nodes : [...nodes, BONUS]) {
-      const [x, y] = this.placeOf(node);
-      const parent = node === BONUS ? bonusUnder : round.parents[node];
+    for (const node of shown) {
+      const { x, y } = this.placeOf(node);
+      const parent = node === BONUS ? bonus.under : round.parents[node];
       let edge = null;
       if (parent >= 0) {
         edge = s("path", { class: "ddt-edge", d: this.elbow(parent, node) });
         if (node !== BONUS) edge.style.strokeWidth = (1 + 3.5 * massOf(round.log_probs[node])).toFixed(2);
         edges.append(edge);
       }
-      const item = this.item(node, hidden.get(node) ?? 0, size);
+      const item = this.item(node, hidden.get(node) ?? 0);
       item.setAttribute("transform", `translate(${x} ${y})`);
       this.items.set(node, { item, edge });
       items.push(item);
     }
-    const width = this.layout.columns * dx - (dx - w) + 2 * MARGIN + (hidden.size ? 30 : 0);
-    const height = this.layout.rows * dy - (dy - h) + 2 * MARGIN;
-    for (const [name, value] of Object.entries({ width, height, viewBox: `0 0 ${width} ${height}` }))
-      this.svg.setAttribute(name, value);
+    const { x, w } = this.columns.at(-1);
+    this.width = x + w + MARGIN + (hidden.size ? 24 : 0);
+    this.height = this.layout.rows * this.size.dy - (this.size.dy - this.size.h) + 2 * MARGIN;
+    this.svg.setAttribute("viewBox", `0 0 ${this.width} ${this.height}`);
     this.svg.replaceChildren(edges, ...items);
   }
 
+  /** Place and width of every column: as wide as its longest text. */
+  columnsOf(shown) {
+    const letters = new Array(this.layout.columns).fill(0);
+    for (const node of shown) {
+      const text = node === BONUS ? this.bonus.text : this.round.texts[node];
+      const column = this.layout.x.get(node);
+      letters[column] = Math.max(letters[column], Math.min([...text].length, this.size.characters));
+    }
+    let x = MARGIN;
+    return letters.map((most) => {
+      const column = { x, w: Math.max(this.size.least, 36 + LETTER * most) };
+      x += column.w + GAP;
+      return column;
+    });
+  }
+
+  /** Scale the picture to a width, within what can be read. */
+  fit(width) {
+    this.scale = Math.min(1, Math.max(LEAST_SCALE, width / this.width));
+    this.svg.setAttribute("width", Math.floor(this.width * this.scale));
+    this.svg.setAttribute("height", Math.floor(this.height * this.scale));
+  }
+
+  /** Corner and width of a node. */
   placeOf(node) {
-    return [MARGIN + this.layout.x.get(node) * this.size.dx, MARGIN + this.layout.y.get(node) * this.size.dy];
+    const { x, w } = this.columns[this.layout.x.get(node)];
+    return { x, w, y: MARGIN + this.layout.y.get(node) * this.size.dy };
   }
 
   elbow(parent, node) {
-    const { w, h, dx } = this.size;
-    const [x0, y0] = this.placeOf(parent);
-    const [x1, y1] = this.placeOf(node);
-    const [from, to, bend] = [y0 + h / 2, y1 + h / 2, x0 + w + (dx - w) / 2];
-    if (from === to) return `M${x0 + w} ${from}H${x1}`;
-    return `M${x0 + w} ${from}H${bend - 6}Q${bend} ${from} ${bend} ${from + 6}V${to - 6}Q${bend} ${to} ${bend + 6} ${to}H${x1}`;
+    const { h } = this.size;
+    const [from, to] = [this.placeOf(parent), this.placeOf(node)];
+    const [start, y0, y1, bend] = [from.x + from.w, from.y + h / 2, to.y + h / 2, from.x + from.w + GAP / 2];
+    if (y0 === y1) return `M${start} ${y0}H${to.x}`;
+    return `M${start} ${y0}H${bend - 6}Q${bend} ${y0} ${bend} ${y0 + 6}V${y1 - 6}Q${bend} ${y1} ${bend + 6} ${y1}H${to.x}`;
   }
 
-  item(node, hiddenBelow, size) {
-    const { w, h, characters } = this.size;
-    const { round } = this;
+  item(node, hiddenBelow) {
+    const { h, characters } = this.size;
+    const { w } = this.placeOf(node);
+    const { round, isCompact } = this;
     const isBonus = node === BONUS;
     const text = isBonus ? "" : round.texts[node];
-    const isCompact = size === "compact";
     const baseline = isCompact ? h / 2 + 4.5 : 16;
     const parts = [
       s("path", { class: "ddt-ring", d: outline("rejected", w + 8, h + 8), transform: "translate(-4 -4)" }),
@@ -111,13 +147,13 @@ export class TreePicture {
    *   label: (node: number) => string}} view
    */
   restyle(view) {
-    const { w, h } = this.size;
+    const { h } = this.size;
     this.svg.dataset.built = view.built ? "yes" : "no";
     for (const [node, { item, edge }] of this.items) {
       const state = node === BONUS ? view.bonusState : view.states[node];
       if (item.dataset.state !== state) {
         item.dataset.state = state;
-        item.querySelector(".ddt-shape").setAttribute("d", outline(state, w, h));
+        item.querySelector(".ddt-shape").setAttribute("d", outline(state, this.placeOf(node).w, h));
         const mark = glyphShape(state);
         const path = item.querySelector(".ddt-glyph");
         for (const name of Object.keys(mark)) path.setAttribute(name, mark[name]);
@@ -161,8 +197,8 @@ export class TreePicture {
     const item = this.items.get(node)?.item;
     if (!item) return;
     if (focus) item.focus({ preventScroll: true });
-    const [x, y] = this.placeOf(node);
-    const { w, h } = this.size;
+    const place = this.placeOf(node);
+    const [x, y, w, h] = [place.x, place.y, place.w, this.size.h].map((value) => value * this.scale);
     if (x < box.scrollLeft) box.scrollLeft = x - MARGIN;
     else if (x + w > box.scrollLeft + box.clientWidth) box.scrollLeft = x + w + MARGIN - box.clientWidth;
     if (y < box.scrollTop) box.scrollTop = y - MARGIN;

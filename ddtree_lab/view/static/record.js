@@ -160,7 +160,7 @@ export function edited(round, edits) {
   for (const { add, cut } of edits) {
     if (add) {
       const known = { ids: add.id ?? null, texts: add.text, parents: add.parent, depths: copy.depths[add.parent] + 1 };
-      const unknown = { ranks: -1, log_probs: copy.log_probs[add.parent], states: "what-if" };
+      const unknown = { ranks: -1, log_probs: null, states: "what-if" };
       for (const [name, value] of Object.entries({ ...known, ...unknown })) copy[name].push(value);
       for (const name of ["target_ids", "target_texts", "target_log_probs", "token_target_log_probs", "target_top"])
         copy[name]?.push(null);

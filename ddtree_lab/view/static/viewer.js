@@ -1,5 +1,5 @@
-// The viewer: one recorded run, read forwards and backwards. `render` is used by the page and, through
-// the default export, by the live widget; both hand over the same payload.
+// The viewer: one recorded run, read forwards and backwards. The page calls `mount`, and so does the live
+// widget; both hand over the same payload.
 import { editPanel } from "./edit.js";
 import { massPanel, slotsPanel, timingPanel } from "./charts.js";
 import { badge, count, h, massText, panel, STATES } from "./marks.js";
@@ -13,6 +13,7 @@ import { BONUS, caption, labelOf, reason, runLine, verdict } from "./words.js";
 
 const CAP = 160; // nodes drawn before one asks for all
 const ROWS_WITH_NUMBERS = 9; // a tree of more rows is drawn without its numbers unless one asks for them
+const COLUMN_WITH_NUMBERS = 135; // pixels
 const MORE_DEFINITIONS = {
   past_length: "tokens in the cache before the round; the anchor's position",
   path_mass: "exp of the path's log-probability: the drafter's probability that the whole path is kept",
@@ -23,16 +24,18 @@ const MORE_DEFINITIONS = {
 };
 
 class TraceView {
-  constructor(payload, host, { round = openingRound(payload.rounds), width = 0, heading = "h3" } = {}) {
+  constructor(payload, host, { round = openingRound(payload.rounds), parent, heading = "h3" }) {
     this.payload = payload;
     this.host = host;
     this.at = { round, stage: null, node: null, budget: null, edits: [] };
-    this.isNarrow = width < 620;
     this.heading = heading;
     this.asked = { size: null, all: false, opened: new Set(), closed: new Set(), query: "" };
     this.picture = new TreePicture((node) => this.go({ node }), (node) => this.toggle(node));
     this.build();
+    parent.append(this.element); // the tree fits itself into the room there is
     this.enter(round);
+    this.resized = new ResizeObserver(() => this.picture.fit(this.box.clientWidth));
+    this.resized.observe(this.box);
   }
 
   // --- where we are -------------------------------------------------------------------------------
@@ -59,7 +62,7 @@ class TraceView {
     return {
       definitions: { ...MORE_DEFINITIONS, ...payload.definitions }, layers: payload.layers, settings: payload.settings, roundIndex: at.round,
       isEdited: at.edits.length > 0, round, stages, stage: at.stage, budget, full, walk, committed, states, node, place, why, bonusUnder, isSmaller,
-      targets: stage >= 3 && Boolean(round.target_ids), built: stage >= 1, curves: curves(recorded),
+      targets: stage >= 3 && Boolean(round.target_ids), built: stage >= 1, curves: curves(at.edits.length ? { ...round, target_ids: null } : recorded),
     };
   }
 
@@ -154,7 +157,7 @@ class TraceView {
     this.edit = this.host?.request ? editPanel(this.host, { edits: () => this.at.edits, change: (edits) => this.go({ edits }), answer: (answer) => this.replace(answer) }) : null;
     const legend = h("p", { class: "ddt-legend", "aria-label": "What the marks mean" }, Object.entries(STATES).map(([state, [word, , , meaning]]) => h("span", { title: meaning }, badge(state, word))));
     this.element = h("div", { class: "ddt-run" },
-      h("header", { class: "ddt-header" }, h(this.heading, { class: "ddt-title" }, payload.title), h("p", { class: "ddt-note" }, runLine(payload)), p.verdict, p.figures),
+      h("div", { class: "ddt-header" }, h(this.heading, { class: "ddt-title" }, payload.title), h("p", { class: "ddt-note" }, runLine(payload)), p.verdict, p.figures),
       h("div", { class: "ddt-controls" },
         many && h("div", { class: "ddt-rounds", role: "group", "aria-label": "Round" }, button("‹", "Previous round ({)", () => this.moveRound(-1)), p.round, button("›", "Next round (})", () => this.moveRound(1))),
         h("div", { class: "ddt-stage-row", role: "group", "aria-label": "Stages" }, button("←", "Stage back ([)", () => this.move(-1)), p.stages, button("→", "Stage forward (])", () => this.move(1))),
@@ -164,8 +167,8 @@ class TraceView {
         h("div", { class: "ddt-side" }, h("section", { class: "ddt-panel ddt-tree-panel" },
           h("div", { class: "ddt-bar-row" }, h("h2", {}, "Draft tree"), p.query, p.size, p.all), this.box, legend,
           h("p", { class: "ddt-note ddt-keys" }, "Keys: arrows parent, child, sibling · [ ] stage · { } round · / search · Enter fold · Esc leave")),
-          this.words),
-        h("div", { class: "ddt-side" }, panel("details", "Selected node", p.details), this.edit?.element)),
+          this.edit?.element, this.words),
+        h("div", { class: "ddt-side" }, panel("details", "Selected node", p.details))),
       p.panels,
       h("details", { class: "ddt-panel ddt-glossary" }, h("summary", {}, "What every number means"),
         h("dl", {}, Object.entries({ ...MORE_DEFINITIONS, ...payload.definitions }).map(([key, meaning]) => [h("dt", {}, key.replaceAll("_", " ")), h("dd", {}, meaning)]))));
@@ -180,9 +183,9 @@ class TraceView {
     const shown = (this.shown = visibleNodes(round, { cap: this.asked.all ? Infinity : CAP, keep, opened: this.asked.opened, closed: this.asked.closed }));
     const isBonusShown = view.bonusUnder !== null && shown.nodes.includes(view.bonusUnder) && !this.asked.closed.has(view.bonusUnder);
     const under = isBonusShown ? view.bonusUnder : null;
-    const isLow = layOut(round.parents, shown.nodes, under).rows <= ROWS_WITH_NUMBERS;
-    const size = this.asked.size ?? (isLow && !this.isNarrow ? "numbers" : "compact");
-    this.picture.build(round, shown, under, size);
+    const size = this.asked.size ?? this.roomFor(round, shown.nodes, under);
+    this.picture.build(round, shown, under === null ? null : { under, text: full.bonus.text }, size);
+    this.picture.fit(this.box.clientWidth);
     this.drawn = view.bonusUnder;
     this.size = size;
     this.mass = massPanel(view, (budget) => this.setBudget(budget));
@@ -197,12 +200,18 @@ class TraceView {
     const left = shown.nodes.length < round.ids.length ? ` (${shown.nodes.length} of ${round.ids.length} rows, as in the tree)` : "";
     const note = h("p", { class: "ddt-note" }, `A node’s number is its row in the verify pass${left}.`);
     const columns = [
-      [panel("rows-panel", "Mask rows, positions and slots", note, this.rows), timingPanel(view)],
-      [this.slots.element, this.layers],
-      [this.mass?.element, draftPanel(view)],
+      [panel("rows-panel", "Mask rows, positions and slots", note, this.rows)],
+      [this.slots.element, this.layers, draftPanel(view)],
+      [this.mass?.element, timingPanel(view)],
     ];
     this.parts.panels.replaceChildren(...columns.map((column) => h("div", { class: "ddt-column" }, column)));
     this.restyle();
+  }
+
+  /** Numbers in the nodes where a low tree leaves room for them. */
+  roomFor(round, nodes, under) {
+    const { rows, columns } = layOut(round.parents, nodes, under);
+    return rows <= ROWS_WITH_NUMBERS && columns * COLUMN_WITH_NUMBERS <= this.box.clientWidth ? "numbers" : "compact";
   }
 
   /** Another stage or budget: states change, nothing moves unless the bonus token does. */
@@ -337,7 +346,7 @@ class TraceView {
  * @param {{payload: object, el: HTMLElement, host?: {request?: Function, select?: Function} | null}} options
  * @returns {{replace: (payload: object) => void, destroy: () => void}}
  */
-export function render({ payload, el, host = null }) {
+export function mount({ payload, el, host = null }) {
   const root = h("div", { class: "ddt", "data-lm-suppress-shortcuts": "true" });
   el.replaceChildren(root);
   const forget = keepTheme(root);
@@ -347,10 +356,13 @@ export function render({ payload, el, host = null }) {
       if (given?.version !== 1) throw new Error(`this page reads payloads of version 1, and was given version ${given?.version}.`);
       if (view?.payload.kind === "trace" && given.kind === "trace") return view.replace(given);
       view = null;
-      if (given.kind === "diff") root.replaceChildren(diffPage(given, (run, round) => new TraceView(run, null, { round }).element));
+      if (given.kind === "diff") root.replaceChildren(diffPage(given, (run, round, parent) => new TraceView(run, null, { round, parent })));
       else if (given.kind === "leaks") root.replaceChildren(leaksPage(given));
-      else if (!given.rounds?.length) root.replaceChildren(h("header", { class: "ddt-header" }, h("h1", { class: "ddt-title" }, given.title), h("p", {}, "There is no round in this trace yet.")));
-      else root.replaceChildren((view = new TraceView(given, host, { width: el.clientWidth, heading: "h1" })).element);
+      else if (!given.rounds?.length) root.replaceChildren(h("div", { class: "ddt-header" }, h("h1", { class: "ddt-title" }, given.title), h("p", {}, "There is no round in this trace yet.")));
+      else {
+        root.replaceChildren();
+        view = new TraceView(given, host, { parent: root, heading: "h1" });
+      }
     } catch (fault) {
       root.replaceChildren(h("p", { class: "ddt-alarm", role: "alert" }, `The viewer could not draw this: ${fault.message ?? fault}`));
       console.error(fault);

@@ -1,5 +1,5 @@
 // The live widget (anywidget's interface): the same page, with a kernel that answers.
-import { render } from "./viewer.js";
+import { mount } from "./viewer.js";
 
 /** Called by anywidget for each display of the widget. */
 function renderWidget({ model, el }) {
@@ -17,7 +17,7 @@ function renderWidget({ model, el }) {
     else asked?.resolve(payload);
   };
   const select = (round, node) => model.send({ kind: "select", round, node });
-  const view = render({ payload: model.get("payload"), el, host: { request, select } });
+  const view = mount({ payload: model.get("payload"), el, host: { request, select } });
   const onPayload = () => view.replace(model.get("payload"));
   model.on("msg:custom", onMessage);
   model.on("change:payload", onPayload);
