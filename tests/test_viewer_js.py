@@ -14,6 +14,7 @@ import pytest
 
 from ddtree_lab.stages.tree import build_tree
 from ddtree_lab.stages.walk import walk_tree
+from ddtree_lab.view.layout import tidy_rows
 
 ROOT = Path(__file__).parent.parent
 STATIC = ROOT / "ddtree_lab/view/static"
@@ -66,6 +67,25 @@ def test_smaller_budgets_are_replayed_as_python_walks_them():
             assert js_mass == pytest.approx(mass)
 
 
+@needs_node
+def test_nodes_stand_where_the_other_pictures_have_them():
+    rng = np.random.default_rng(1)
+    trees = [[-1, *(int(rng.integers(0, i)) for i in range(1, int(rng.integers(1, 60))))] for _ in range(40)]
+    script = f"""
+        import {{ layOut }} from "{STATIC / "tree.js"}";
+        const trees = JSON.parse(await new Response(process.stdin).text());
+        const rows = ([parents, under]) => {{
+            const nodes = parents.map((_, node) => node);
+            const {{ y }} = layOut(parents, nodes, under);
+            return nodes.map((node) => y.get(node));
+        }};
+        console.log(JSON.stringify(trees.map(rows)));"""
+    asked = [(parents, under) for parents in trees for under in (None, 0, len(parents) - 1)]
+    drawn = json.loads(node("--input-type=module", "--eval", script, input=json.dumps(asked)))
+    for (parents, under), rows in zip(asked, drawn, strict=True):
+        assert tidy_rows(parents, under).tolist() == rows
+
+
 def bundle() -> str:
     """All modules as one script, as the page has them."""
     names = json.loads((STATIC / "order.json").read_text())
@@ -81,6 +101,7 @@ def test_the_modules_are_one_script_without_imports_or_addresses(tmp_path):
     for path in [*STATIC.glob("*.js"), *STATIC.glob("*.css")]:
         text = path.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
         assert not re.search(r"https?://|//cdn|@import|url\(|<canvas|eval\(|innerHTML", text), path.name
+        assert not re.search(r"\banimation\b|\btransition\b|@keyframes", text), "nothing moves by itself"
         assert len(text.splitlines()) <= 400, path.name
 
 

@@ -84,6 +84,17 @@ def test_the_page_says_what_was_recorded(open_page, trace):
     )
 
 
+@pytest.mark.parametrize("width", [1000, 1280, 1600])
+def test_the_whole_kept_path_is_seen_at_first_sight(open_page, width):
+    page = open_page("trace.html", width=width)
+    box = page.locator(".ddt-tree-box").bounding_box()
+    for state in ("root", "accepted", "bonus"):
+        for node in page.locator(f".ddt-node[data-state={state}]").all():
+            place = node.bounding_box()
+            assert box["x"] <= place["x"] and place["x"] + place["width"] <= box["x"] + box["width"]
+            assert place["y"] + place["height"] <= box["y"] + box["height"]
+
+
 def test_selecting_one_lights_up_the_others(open_page, trace):
     page = open_page("trace.html")
     shown = trace.rounds[round_shown(page)]
