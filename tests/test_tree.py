@@ -9,14 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddtree_lab.stages.tree import (
-    LEVELS_FROM_BUDGET,
     DraftTree,
-    best_first_levels,
-    _build,
     build_chain,
     build_tree,
     build_tree_heap,
     top_log_probs,
+    top_logits,
 )
 
 GOLDEN = json.loads((Path(__file__).parent / "data/trees.json").read_text())["cases"]
@@ -26,10 +24,6 @@ def golden_logits(case):
     shape = (case["depths_L"], case["vocab_V"])
     values = np.random.RandomState(case["seed"]).standard_normal(shape).astype(np.float32)
     return values * np.float32(case["scale"])
-
-
-def build_tree_levels(logits, budget):
-    return _build(logits, budget, 0, best_first_levels)
 
 
 def all_nodes_in_order(logits, budget):
@@ -55,6 +49,15 @@ def check_same_tree(found, expected):
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), err_msg=name)
 
 
+def check_same_tree_by_rank(found, expected, logits):
+    """As `check_same_tree`, but of equal logits either token may be the first."""
+    for name in ("parents", "depths", "ranks", "log_probs"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), err_msg=name)
+    rows = torch.as_tensor(expected.depths[1:] - 1)
+    has, wants = (logits[rows, torch.as_tensor(tree.token_ids[1:])] for tree in (found, expected))
+    assert torch.equal(has, wants)
+
+
 @st.composite
 def draft_logits(draw, max_depth=5, max_vocab=7):
     """Logits of any kind: distinct, full of ties, with -inf (never a whole row), or bfloat16."""
@@ -74,7 +77,7 @@ def draft_logits(draw, max_depth=5, max_vocab=7):
 
 
 @pytest.mark.parametrize("case", GOLDEN, ids=lambda case: f"seed{case['seed']}-budget{case['budget']}")
-@pytest.mark.parametrize("build", [build_tree, build_tree_heap, build_tree_levels])
+@pytest.mark.parametrize("build", [build_tree, build_tree_heap])
 def test_golden_trees_of_the_published_builder(case, build):
     tree = build(golden_logits(case), case["budget"])
     assert tree.parents.tolist() == case["parents"]
@@ -85,14 +88,49 @@ def test_golden_trees_of_the_published_builder(case, build):
 
 def test_the_golden_file_is_not_empty():
     assert len(GOLDEN) >= 10
-    assert any(case["budget"] >= LEVELS_FROM_BUDGET for case in GOLDEN)
+    assert any(case["budget"] >= 256 for case in GOLDEN)
 
 
 @given(draft_logits(), st.integers(-2, 60))
-def test_heap_levels_and_default_agree_on_any_logits(logits, budget):
-    heap = build_tree_heap(logits, budget)
-    check_same_tree(build_tree_levels(logits, budget), heap)
-    check_same_tree(build_tree(logits, budget), heap)
+def test_the_default_agrees_with_the_heap_on_any_logits(logits, budget):
+    check_same_tree(build_tree(logits, budget), build_tree_heap(logits, budget))
+
+
+@given(draft_logits(max_depth=3, max_vocab=12), st.integers(2, 60), st.integers(1, 6))
+def test_few_ranks_give_the_same_tree_or_none(logits, budget, width):
+    """From as few as one rank: where a sibling is missing that might have been next, all are asked for."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ddtree_lab.stages.tree.NARROW", width)
+        check_same_tree_by_rank(build_tree(logits, budget), build_tree_heap(logits, budget), logits)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, 9.0])
+def test_the_narrow_attempt_is_taken_where_it_is_enough(scale, monkeypatch):
+    logits = torch.randn(15, 2000, generator=torch.Generator().manual_seed(0)) * scale
+    widths = []
+    monkeypatch.setattr(
+        "ddtree_lab.stages.tree.top_logits", lambda x, k: widths.append(k) or torch.topk(x, k)
+    )
+    tree = build_tree(logits, 300)
+    assert widths == ([64] if scale == 9.0 else [64, 300])
+    assert (tree.ranks.max() < 63) == (scale == 9.0)
+
+
+@given(
+    st.integers(0, 2**32 - 1), st.integers(1, 40), st.sampled_from(["normal", "ties", "holes", "bfloat16"])
+)
+def test_the_largest_logits_by_blocks_are_those_of_topk(seed, k, kind):
+    logits = torch.randn(2, 64 * 400, generator=torch.Generator().manual_seed(seed))
+    if kind == "ties":
+        logits = logits.round()
+    elif kind == "holes":
+        logits[logits < 2.5] = -torch.inf
+    elif kind == "bfloat16":
+        logits = logits.bfloat16()
+    values, token_ids = top_logits(logits, k)
+    assert torch.equal(values, torch.topk(logits, k).values)
+    assert torch.equal(logits.gather(1, token_ids), values)
+    assert all(len(set(row)) == k for row in token_ids.tolist())
 
 
 @pytest.mark.parametrize("budget", [255, 256, 257, 700, 2000])
@@ -106,7 +144,7 @@ def test_large_trees_agree_with_the_heap(budget, scale):
 def test_impossible_tokens_tie_across_branches_in_heap_order(budget):
     logits = torch.full((3, 20), -torch.inf)  # below (0, 0) and (1, 0) every node but the first scores -inf
     logits[0, :2], logits[1:, 0] = torch.tensor([1.0, 0.0]), 0.0
-    check_same_tree(build_tree_levels(logits, budget), build_tree_heap(logits, budget))
+    check_same_tree(build_tree(logits, budget), build_tree_heap(logits, budget))
 
 
 def test_large_bfloat16_trees_with_ties_agree_with_the_heap():
@@ -114,7 +152,7 @@ def test_large_bfloat16_trees_with_ties_agree_with_the_heap():
     log_probs, _ = top_log_probs(logits, 300)
     assert (np.diff(log_probs, axis=1) == 0).any()  # there are ties
     for budget in (300, 1000):
-        check_same_tree(build_tree(logits, budget), build_tree_heap(logits, budget))
+        check_same_tree_by_rank(build_tree(logits, budget), build_tree_heap(logits, budget), logits)
 
 
 @given(draft_logits(max_depth=4, max_vocab=4), st.integers(-1, 400))
@@ -186,12 +224,12 @@ def test_no_budget_gives_the_root_alone(budget):
     assert (tree.num_nodes, tree.token_ids.tolist(), tree.parents.tolist(), tree.mass) == (1, [4], [-1], 0.0)
 
 
-@pytest.mark.parametrize("build", [build_tree, build_tree_heap, build_tree_levels])
+@pytest.mark.parametrize("build", [build_tree, build_tree_heap])
 def test_no_depths_gives_the_root_alone(build):
     assert build(torch.zeros(0, 5), 300).num_nodes == 1
 
 
-@pytest.mark.parametrize("build", [build_tree, build_tree_heap, build_tree_levels])
+@pytest.mark.parametrize("build", [build_tree, build_tree_heap])
 @pytest.mark.parametrize(("depth", "vocab"), [(3, 2), (5, 1), (2, 4)])
 def test_the_tree_runs_dry_where_there_are_fewer_nodes_than_budget(build, depth, vocab):
     logits = torch.randn(depth, vocab, generator=torch.Generator().manual_seed(1))

@@ -7,14 +7,13 @@ holds the b best nodes, in the order in which a best-first heap pops them, so
 * the tree of a smaller budget is a prefix of a larger one,
 * the sum of `exp(score)` is the drafter's own expectation of the number of accepted drafts.
 
-`build_tree_heap` is the method as published; `build_tree` gives the same tree, large ones level by
-level with numpy. No torch is imported until logits of that kind arrive, so saved trees open without it.
+`build_tree_heap` is the method as published; `build_tree` gives the same tree from fewer ranks, because sorting
+the vocabulary costs more than the heap. No torch is imported until logits arrive, so saved trees open without it.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -26,12 +25,11 @@ from ddtree_lab.records import Record
 
 if TYPE_CHECKING:
     from rich.tree import Tree as RichTree
+    from torch import Tensor
 
-LEVELS_FROM_BUDGET = 256  # below it the heap's few pops cost less than the array calls
+NARROW = 64  # ranks that are tried first: a tree of a thousand nodes seldom has a token beyond the tenth
+ROW_BLOCK = 64  # tokens whose largest logit stands for them
 BestFirst = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # parents, depths, ranks, scores
-Order = Callable[
-    [np.ndarray, int], BestFirst
-]  # log-probabilities [depth, k] and a budget → the nodes, best first
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,7 +187,7 @@ class DraftTree(Record):
 def build_tree(draft_logits: Any, budget: int, root_token_id: int = 0) -> DraftTree:
     """The `budget` best nodes of the drafter's product distribution, best first.
 
-    The same tree as `build_tree_heap`; a large one is built level by level on arrays.
+    The same tree as `build_tree_heap`. Of equal logits another token may come first, as between two calls of top-k.
 
     Args:
         draft_logits: [depth, vocab], row d for the token d + 1 after the anchor; a torch tensor or
@@ -200,12 +198,21 @@ def build_tree(draft_logits: Any, budget: int, root_token_id: int = 0) -> DraftT
     Raises:
         ValueError: logits of another shape, or with NaN or +inf in them.
     """
-    return _build(draft_logits, budget, root_token_id, best_first(budget))
+    logits = _checked(draft_logits)
+    log_norm = _log_norm(logits)
+    if min(budget, logits.shape[1]) > NARROW:
+        log_probs, token_ids = _top(logits, log_norm, NARROW)
+        found = best_first_heap(log_probs, budget, more_ranks=True)
+        if found is not None:
+            return _tree(found, token_ids, root_token_id)
+    log_probs, token_ids = _top(logits, log_norm, max(budget, 0))
+    return _tree(best_first_heap(log_probs, max(budget, 0)), token_ids, root_token_id)
 
 
 def build_tree_heap(draft_logits: Any, budget: int, root_token_id: int = 0) -> DraftTree:
     """The published builder: a heap, best first; ties go to the smaller tuple of ranks."""
-    return _build(draft_logits, budget, root_token_id, best_first_heap)
+    log_probs, token_ids = top_log_probs(draft_logits, max(budget, 0))
+    return _tree(best_first_heap(log_probs, max(budget, 0)), token_ids, root_token_id)
 
 
 def build_chain(draft_logits: Any, root_token_id: int = 0) -> DraftTree:
@@ -221,21 +228,9 @@ def build_chain(draft_logits: Any, root_token_id: int = 0) -> DraftTree:
     )
 
 
-def _build(draft_logits: Any, budget: int, root_token_id: int, order: Order) -> DraftTree:
-    log_probs, token_ids = top_log_probs(draft_logits, max(budget, 0))
-    return grow_tree(log_probs, token_ids, max(budget, 0), root_token_id, order)
-
-
-def best_first(budget: int) -> Order:
-    """The faster of the two ways to the same order."""
-    return best_first_heap if budget < LEVELS_FROM_BUDGET else best_first_levels
-
-
-def grow_tree(
-    log_probs: np.ndarray, token_ids: np.ndarray, budget: int, root_token_id: int, order: Order
-) -> DraftTree:
-    """All of a builder that comes after `top_log_probs`."""
-    parents, depths, ranks, scores = order(log_probs, budget)
+def _tree(found: BestFirst | None, token_ids: np.ndarray, root_token_id: int) -> DraftTree:
+    assert found is not None
+    parents, depths, ranks, scores = found
     return DraftTree(
         token_ids=np.concatenate([[root_token_id], token_ids[depths - 1, ranks]]).astype(np.int64),
         parents=np.concatenate([[-1], parents]).astype(np.int64),
@@ -251,26 +246,67 @@ def top_log_probs(draft_logits: Any, width: int) -> tuple[np.ndarray, np.ndarray
     No more than `width` ranks of a depth can be in a tree of `width` nodes, and k is no larger
     than the vocabulary. Log-probabilities are rounded to float32, as published, so that two builders agree.
     """
+    logits = _checked(draft_logits)
+    return _top(logits, _log_norm(logits), width)
+
+
+def _checked(draft_logits: Any) -> Tensor:
     import torch
 
-    logits = torch.as_tensor(draft_logits)
+    logits = torch.as_tensor(draft_logits).detach()
     if logits.ndim != 2 or logits.shape[1] == 0:
         raise ValueError(f"draft_logits has shape {list(logits.shape)}; give [depth, vocab].")
-    if not logits.is_floating_point():
-        logits = logits.float()
-    best = torch.topk(logits.detach(), min(width, logits.shape[1]), dim=-1)
-    log_norm = torch.logsumexp(logits.detach().float(), dim=-1, keepdim=True)
-    log_probs = (best.values.float() - log_norm).cpu().numpy()
-    if np.isnan(log_probs).any() or bool(torch.isnan(log_norm).any()) or bool(torch.isposinf(log_norm).any()):
+    return logits if logits.is_floating_point() else logits.float()
+
+
+def _log_norm(logits: Tensor) -> Tensor:
+    """Log of each row's Σ exp, [depth, 1]. Row by row, so that a row stays in the processor's cache."""
+    import torch
+
+    rows = [torch.logsumexp(row.float(), dim=-1) for row in logits]
+    return torch.stack(rows)[:, None] if rows else logits.new_empty(0, 1)
+
+
+def _top(logits: Tensor, log_norm: Tensor, width: int) -> tuple[np.ndarray, np.ndarray]:
+    values, token_ids = top_logits(logits, min(width, logits.shape[1]))
+    log_probs = (values.float() - log_norm).cpu().numpy()
+    norms = log_norm.cpu().numpy()
+    if np.isnan(log_probs).any() or np.isnan(norms).any() or np.isposinf(norms).any():
         raise ValueError(
             "draft_logits holds NaN or +inf, or a row without a finite value; the drafter's output is "
             "broken (half precision overflows in its tap fusion, use bfloat16 or float32)."
         )
-    return log_probs, best.indices.cpu().numpy()
+    return log_probs, token_ids.cpu().numpy()
 
 
-def best_first_heap(log_probs: np.ndarray, budget: int) -> BestFirst:
-    """Pop the best; push its next sibling and its first child; repeat. [depth, k] → four of [n]."""
+def top_logits(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """`torch.topk(logits, k)` over rows, with two small sorts in place of a large one where that is less work.
+
+    A row's k largest lie in its k blocks of largest maximum: a token outside of them is no larger than the
+    maxima of k blocks, hence than k tokens.
+    """
+    import torch
+
+    depth, vocab = logits.shape
+    num_blocks = vocab // ROW_BLOCK
+    if logits.device.type != "cpu" or vocab % ROW_BLOCK or not 0 < 8 * k <= num_blocks:
+        values, token_ids = torch.topk(logits, k, dim=-1)
+        return values, token_ids
+    blocks = logits.reshape(depth, num_blocks, ROW_BLOCK)
+    chosen = blocks.amax(-1).topk(k, dim=-1, sorted=False).indices.sort(-1).values  # (depth, k)
+    among = blocks.gather(1, chosen[..., None].expand(-1, -1, ROW_BLOCK)).flatten(1)
+    values, places = among.topk(k, dim=-1)
+    token_ids = chosen.gather(1, places // ROW_BLOCK) * ROW_BLOCK + places % ROW_BLOCK
+    return values, token_ids
+
+
+def best_first_heap(log_probs: np.ndarray, budget: int, more_ranks: bool = False) -> BestFirst | None:
+    """Pop the best; push its next sibling and its first child; repeat. [depth, k] → four of [n].
+
+    Args:
+        more_ranks: the vocabulary is larger than k. None as soon as a node's next sibling is not among the k, as
+            it might have been the next best.
+    """
     num_depths, width = log_probs.shape
     lp = log_probs.astype(np.float64).tolist()
     popped: list[tuple[int, int, int, float]] = []  # parent, depth, rank, score
@@ -279,86 +315,19 @@ def best_first_heap(log_probs: np.ndarray, budget: int) -> BestFirst:
         [(-lp[0][0], (0,), 0, 0.0)] if num_depths and width and budget else []
     )
     while heap and len(popped) < budget:
-        negative, ranks, parent, parent_score = heapq.heappop(heap)
+        negative, ranks, parent, parent_score = heap[0]
         depth, rank = len(ranks), ranks[-1]
         popped.append((parent, depth, rank, -negative))
         node = len(popped)  # the root is node 0
         if rank + 1 < width:
             sibling = parent_score + lp[depth - 1][rank + 1]
-            heapq.heappush(heap, (-sibling, (*ranks[:-1], rank + 1), parent, parent_score))
+            heapq.heapreplace(heap, (-sibling, (*ranks[:-1], rank + 1), parent, parent_score))
+        elif more_ranks:
+            return None
+        else:
+            heapq.heappop(heap)
         if depth < num_depths:
             heapq.heappush(heap, (-(-negative + lp[depth][0]), (*ranks, 0), node, -negative))
     columns = list(zip(*popped, strict=True)) or [(), (), (), ()]
     parents, depths, ranks_ = (np.array(column, dtype=np.int64) for column in columns[:3])
     return parents, depths, ranks_, np.array(columns[3], dtype=np.float64)
-
-
-def best_first_levels(log_probs: np.ndarray, budget: int) -> BestFirst:
-    """The same as the heap, one depth at a time.
-
-    The heap's pop order is the order of (−score, tuple of ranks), because a sibling or child never
-    comes before the node that pushes it. So the tree is the `budget` first nodes in that order, and at each
-    depth the first `budget` nodes contain all that can be in it. Of the products parent i × rank r only those
-    with (i + 1)(r + 1) ≤ budget can be among them: all (i' ≤ i, r' ≤ r) score at least as much.
-    """
-    num_depths, width = log_probs.shape
-    if not (num_depths and width and budget):
-        return best_first_heap(log_probs, 0)
-    lp = log_probs.astype(np.float64)
-    digits = _RankDigits(num_depths, width)
-    keys, scores = digits.root(), np.zeros(1)
-    levels: list[tuple[np.ndarray, ...]] = []  # per depth: index in the level above, rank, score, key
-    best = np.empty(0)  # scores of the best `budget` nodes so far
-    for d in range(num_depths):
-        counts = np.minimum(width, budget // np.arange(1, len(scores) + 1))
-        parent = np.repeat(np.arange(len(scores)), counts)
-        rank = np.arange(len(parent)) - np.repeat(np.cumsum(counts) - counts, counts)
-        total = scores[parent] + lp[d, rank]
-        best = np.sort(np.concatenate([best, total]))[::-1][:budget]
-        bar = best[-1] if len(best) == budget else -np.inf  # nothing below it can be in the tree
-        cut = counts < width  # rows whose next rank was left out; a tie with the bar there is undecided
-        if (scores[cut] + lp[d, counts[cut]] >= bar).any():
-            return best_first_heap(log_probs, budget)
-        kept = total >= bar
-        parent, rank, total = parent[kept], rank[kept], total[kept]
-        child_keys = digits.child(keys[parent], d, rank)
-        order = np.lexsort((*child_keys.T[::-1], -total))[:budget]
-        scores, keys = total[order], child_keys[order]
-        levels.append((parent[order], rank[order], scores, keys))
-    return _merge_levels(levels, budget)
-
-
-class _RankDigits:
-    """Tuples of ranks as a few integers that compare in the same order.
-
-    Rank r is the digit r + 1 and a missing one is 0, so a tuple comes before its extensions.
-    """
-
-    def __init__(self, num_depths: int, width: int) -> None:
-        self.bits = (width + 1).bit_length()
-        self.per_word = 62 // self.bits
-        self.num_words = -(-num_depths // self.per_word)
-
-    def root(self) -> np.ndarray:
-        return np.zeros((1, self.num_words), dtype=np.int64)
-
-    def child(self, keys: np.ndarray, depth: int, rank: np.ndarray) -> np.ndarray:
-        word, place = divmod(depth, self.per_word)
-        keys = keys.copy()
-        keys[:, word] |= (rank + 1) << (self.bits * (self.per_word - 1 - place))
-        return keys
-
-
-def _merge_levels(levels: list[tuple[np.ndarray, ...]], budget: int) -> BestFirst:
-    """The first `budget` nodes of all depths in heap order."""
-    sizes = [len(level[0]) for level in levels]
-    starts = np.cumsum([0, *sizes])
-    depths = np.repeat(np.arange(1, len(levels) + 1), sizes)
-    # Index of the parent among all candidates; candidates of depth 1 hang below the root.
-    above = np.concatenate([level[0] + (starts[d - 1] if d else 0) for d, level in enumerate(levels)])
-    ranks, scores, keys = (np.concatenate([level[i] for level in levels]) for i in (1, 2, 3))
-    order = np.lexsort((*keys.T[::-1], -scores))[:budget]
-    node = np.zeros(len(scores), dtype=np.int64)  # candidate → node in the tree
-    node[order] = np.arange(1, len(order) + 1)
-    parents = np.where(depths[order] == 1, 0, node[above[order]])
-    return parents, depths[order], ranks[order], scores[order]
