@@ -2,7 +2,8 @@
 #   make run    decode with the embedded pair, compare all methods, draw a round
 #   make test   the whole suite
 #   make test-matrix   what depends on transformers, on its oldest, a common and its newest version
-#   make lab    JupyterLab
+#   make lab         JupyterLab on the notebooks
+#   make notebooks   run the notebooks again from their sources; ARGS="01 04" for some of them
 # Options go through ARGS:  make run ARGS="--tree-budget 16 --temperature 1"
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
@@ -21,7 +22,7 @@ PACKAGES_newest := transformers
 # One worker a core; tests of one file are spread too, because a few files hold most of the time.
 PARALLEL := -n logical --maxprocesses 8 --dist worksteal
 
-.PHONY: test-matrix run test lab check pair clean
+.PHONY: test-matrix run test lab notebooks check pair clean
 
 run: .venv/.core
 	$(BIN)/ddtree-lab run $(ARGS)
@@ -37,7 +38,11 @@ test-matrix: $(MATRIX:%=build/matrix/%/.installed)
 	done
 
 lab: .venv/.notebook
-	$(BIN)/jupyter lab $(ARGS)
+	@$(BIN)/jupyter trust notebooks/*.ipynb >/dev/null
+	$(BIN)/jupyter lab --notebook-dir=notebooks $(ARGS)
+
+notebooks: .venv/.notebook
+	$(BIN)/python notebooks/build.py $(ARGS)
 
 check: .venv/.dev
 	$(BIN)/ruff format --check .

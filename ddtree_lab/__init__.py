@@ -39,6 +39,7 @@ _HOMES = {
     "ddtree_lab.stages.walk": ("Walk", "linear_chain", "walk_tree"),
     "ddtree_lab.synth": ("Synthesis", "synthesise"),
     "ddtree_lab.trace": ("Round", "Trace"),
+    "ddtree_lab.view.chart": ("Chart", "chart"),
     "ddtree_lab.view.view": ("View",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -88,4 +89,5 @@ if TYPE_CHECKING:
     from ddtree_lab.stages.walk import Walk, linear_chain, walk_tree
     from ddtree_lab.synth import Synthesis, synthesise
     from ddtree_lab.trace import Round, Trace
+    from ddtree_lab.view.chart import Chart, chart
     from ddtree_lab.view.view import View
