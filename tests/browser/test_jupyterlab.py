@@ -342,7 +342,7 @@ def test_the_notebooks_styles_do_not_reach_into_the_widget(live, shown):
     ]
     elements = [
         "h1",
-        "h2",
+        ".ddt-panels h2",
         "p",
         "dt",
         "dd",

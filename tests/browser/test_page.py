@@ -242,7 +242,7 @@ def test_a_diff_shows_both_sides_where_they_part(open_page, trace, other_trace):
     assert page.locator("mark").count() == 2
     assert page.locator(".ddt-top ol").count() == 2
     page.locator(".ddt-more-run summary").first.click()
-    assert page.locator("[role=tree]").count() == 1
+    page.wait_for_selector("[role=tree]")
 
 
 def test_leaks_are_a_heat_map_with_a_number_in_every_cell(open_page, folder, screenshots):
