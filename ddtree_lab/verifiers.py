@@ -6,8 +6,7 @@ rounds has the target's own distribution, whatever the drafter proposed.
 * `tree_walk` draws the target's token at every node it reaches and follows it (DDTree, and `walk_tree` here).
 * `sample_and_match` is the same on a chain.
 * `chain_rejection` accepts a token *drawn from q* with probability min(1, p/q) and otherwise draws from what p has
-  over q (Leviathan et al., arXiv 2211.17192). With tokens that were not drawn from its q it is not
-  lossless.
+  over q. With tokens that were not drawn from its q it is not lossless.
 * `linear_chain_rejection` runs that down the nodes of a tree in storage order, as an engine does that drafts trees
   and verifies chains. Below the first node that is no child of the one before, its p belongs to another text.
 

@@ -9,6 +9,10 @@ from models import causal_lm, has_its_own_cache, hybrid, random_ids, random_tree
 from torch import nn
 
 from ddtree_lab.compat import get_state, set_state
+from ddtree_lab.doctor.diagnose import diagnose
+from ddtree_lab.doctor.port import TransformersPort
+from ddtree_lab.ngram import NgramDrafter
+from ddtree_lab.pair import Pair
 from ddtree_lab.recurrent import ports
 from ddtree_lab.recurrent.ports import find_port, find_recurrent_modules, register_port
 from ddtree_lab.stages.commit import commit_path
@@ -145,6 +149,10 @@ def test_a_wrong_port_is_found_by_the_trial_pass(monkeypatch):
         assert verify_tree(target, cache, random_tree("bushy", 14)).method == "paths"
         with pytest.raises(ValueError, match=r"a trial tree pass .* differs from the paths alone"):
             verify_tree(target, cache, random_tree("bushy", 14), "tree")
+        seen = verify_tree(target, cache, random_tree("bushy", 14), "tree", unchecked=True)
+        assert seen.method == "tree"  # as the doctor looks at it
+        with pytest.raises(AssertionError):
+            check_close(seen.logits, alone(target, random_ids(7), random_tree("bushy", 14)), "a wrong port")
     register_port(LeakySum, LeakyPort())  # mended: the verdict is not kept
     assert verify_tree(target, cache, random_tree("bushy", 14)).method == "tree"
 
@@ -157,3 +165,35 @@ def test_a_subclass_inherits_the_port_and_other_modules_have_none():
     assert isinstance(find_port(Sharper(4, 0)), LeakyPort)
     assert find_port(nn.Linear(2, 2)) is None
     assert sorted(find_recurrent_modules(hybrid(8))) == [0, 1, 2, 4, 5, 6]
+
+
+def test_unchecked_does_not_make_up_for_a_missing_port():
+    target = toy_target()
+    with pytest.raises(ValueError, match="no tree-structured port"):
+        verify_tree(
+            target, filled_cache(target, random_ids(7)), random_tree("bushy", 6), "tree", unchecked=True
+        )
+
+
+class ForgetfulPort(LeakyPort):
+    """Starts each tree from nothing instead of the committed state."""
+
+    def forward(self, module, hidden_states, layer, topology, scan):
+        states = [torch.zeros(32)]
+        for x, parent in zip(module.project(hidden_states[0]), topology.parents, strict=True):
+            states.append(0.9 * states[parent + 1] + x)
+        return torch.stack(states[1:]).tanh()[None], LeakyFactors(states[1:])
+
+
+@pytest.mark.usefixtures("leaky_port")
+def test_the_doctor_is_silent_on_a_right_port_and_names_the_layers_of_a_wrong_one():
+    pair = Pair(toy_target(), NgramDrafter(), name="toy")
+    checks = ["layer_by_layer", "recurrent_states", "conv_windows", "first_draft"]
+    report = diagnose(pair, TransformersPort(pair, "tree"), checks)
+    assert report.ok
+    assert {f.check for f in report.findings if f.status == "skipped"} == {"conv_windows"}  # a toy has none
+    register_port(LeakySum, ForgetfulPort())
+    report = diagnose(pair, TransformersPort(pair, "tree", unchecked=True), checks)
+    found = {finding.check: finding for finding in report.findings}
+    assert not report.ok
+    assert found["layer_by_layer"].layers == found["recurrent_states"].layers == (0, 1, 2)

@@ -70,10 +70,11 @@ class TransformersPort:
     Args:
         pair: target and drafter.
         verify_method: as in `verify_tree`; `"auto"` is settled once, here.
+        unchecked: as in `verify_tree`: examine a port of a module class (`register_port`) that is not exact yet.
     """
 
-    def __init__(self, pair: Pair, verify_method: str = "auto") -> None:
-        self.pair = pair
+    def __init__(self, pair: Pair, verify_method: str = "auto", *, unchecked: bool = False) -> None:
+        self.pair, self.unchecked = pair, unchecked
         self.verify_method = exact_method(pair.target) if verify_method == "auto" else verify_method
         self.tap_layer_ids = pair.drafter.tap_layer_ids
 
@@ -94,7 +95,13 @@ class TransformersPort:
             tree, cache_length(cache), embeddings.dtype, embeddings.device, sliding_windows(cache)
         )
         state.verification = verify_tree(
-            target, cache, tree, self.verify_method, mask=mask, tap_layer_ids=self.tap_layer_ids
+            target,
+            cache,
+            tree,
+            self.verify_method,
+            mask=mask,
+            tap_layer_ids=self.tap_layer_ids,
+            unchecked=self.unchecked,
         )
         return state.verification.logits
 

@@ -156,13 +156,23 @@ def _tried(target: PreTrainedModel, probe: Probe, what: str, truth: str) -> str:
     return known[key]
 
 
-def tree_refusal(target: PreTrainedModel, probe: Probe) -> str:
-    """Why one pass over a tree is not exact on a target: its layers, its back end, or a trial; empty if it is."""
-    return tree_support(target).reason or mask_refusal(target) or probe_support(target, probe)
+def tree_refusal(target: PreTrainedModel, probe: Probe | None) -> str:
+    """Why one pass over a tree is not exact on a target: its layers, its back end, or a trial; empty if it is.
+
+    Args:
+        probe: the trial; None to do without.
+    """
+    refusal = tree_support(target).reason or mask_refusal(target)
+    return refusal if refusal or probe is None else probe_support(target, probe)
 
 
-def resolve_method(target: PreTrainedModel, cache: Cache, tree: DraftTree, method: str, probe: Probe) -> str:
+def resolve_method(
+    target: PreTrainedModel, cache: Cache, tree: DraftTree, method: str, probe: Probe | None
+) -> str:
     """The method to run: what was asked for if it is exact, or the best exact one for `"auto"`.
+
+    Args:
+        probe: the trial of a tree pass; None to do without.
 
     Raises:
         ValueError: an unknown method, or one that would be wrong without saying so.
