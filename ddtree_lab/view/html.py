@@ -71,8 +71,14 @@ def frame(document: str, title: str, picture: str, text: str) -> str:
     )
 
 
-def _figure(title: str, picture: str) -> str:
-    return f'<figure role="img" aria-label="{html.escape(title)}" style="margin:0">{picture}</figure>'
+def still(title: str, picture: str, text: str) -> str:
+    """A notebook output that runs nothing: the picture, drawn for a light page, and its text folded away."""
+    figure = _figure(title, picture, "background:#fff")
+    return f"{figure}<details><summary>As text</summary>{preformatted(text)}</details>"
+
+
+def _figure(title: str, picture: str, style: str = "") -> str:
+    return f'<figure role="img" aria-label="{html.escape(title)}" style="margin:0;{style}">{picture}</figure>'
 
 
 def json_for_script(payload: dict[str, Any]) -> str:

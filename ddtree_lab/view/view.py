@@ -110,6 +110,13 @@ class View(Record):
             else (drawn[0], drawn[1].decode())
         )
 
+    def picture(self, *, round_index: int | None = None, max_nodes: int | None = svg.MAX_NODES) -> Picture:
+        """The picture alone, its text folded away, where a notebook should stay short; arguments as in `to_svg`."""
+        text = self.to_text(round_index=round_index, max_nodes=max_nodes)
+        drawn = _picture(self._subject, round_index, max_nodes).to_svg("light")
+        title = self._subject.payload["title"] if self._subject.payload else self._subject.name
+        return Picture(title, drawn, text)
+
     def save_html(self, path: str | Path) -> None:
         """Write a self-contained page; nothing in it is fetched."""
         write_atomically(path, self.to_html())
@@ -163,6 +170,24 @@ class View(Record):
             "text/html": html.frame(document, subject.payload["title"], picture, plain),
             "image/svg+xml": picture,
         }
+
+
+class Picture(Record):
+    """A picture that shows itself in a notebook, light in both themes; it runs nothing."""
+
+    def __init__(self, title: str, drawn: str, text: str) -> None:
+        self._title, self.svg, self._text = title, drawn, text
+
+    def __repr__(self) -> str:
+        return f"Picture({self._title})"
+
+    def __rich__(self) -> str:
+        from rich.markup import escape
+
+        return escape(self._text)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/plain": self._text, "text/html": html.still(self._title, self.svg, self._text)}
 
 
 def print_text(drawing: RenderableType, *, ascii: bool = False) -> None:  # noqa: A002
