@@ -39,8 +39,9 @@ def tree_conv(
 
 
 def window_after(
-    inputs: Float[Tensor, "node channel"], window: Float[Tensor, "channel kernel"], path: Sequence[int]
+    inputs: Float[Tensor, "node channel"], window: Float[Tensor, "channel kernel"], path: Sequence[int] | Tensor
 ) -> Float[Tensor, "channel kernel"]:
     """The committed window after a root path: its last K inputs, older ones from `window`."""
-    taken = inputs[torch.as_tensor(path, device=inputs.device)].mT  # (C, P)
+    nodes = torch.as_tensor(path, device=inputs.device)[-window.shape[1] :]
+    taken = inputs.index_select(0, nodes).mT  # (C, P), no more of it than the window holds
     return torch.cat([window, taken.to(window.dtype)], dim=1)[:, -window.shape[1] :]

@@ -42,17 +42,17 @@ class DeltaFactors:
     log_decays: Float[Tensor, "head node"]
     initial_state: Float[Tensor, "head key_dim value_dim"]
 
-    def state_after(self, path: Sequence[int]) -> Float[Tensor, "head key_dim value_dim"]:
+    def state_after(self, path: Sequence[int] | Tensor) -> Float[Tensor, "head key_dim value_dim"]:
         """The state after the last node of a root path: S_a = e^{G_a} S_0 + Σ_j D_aj k_j u_jᵀ.
 
         Only the accepted path is summed: committing does not touch the rest of the tree.
         """
         nodes = torch.as_tensor(path, device=self.keys.device)
-        log_decay = self.log_decays[:, nodes]  # (H, P)
-        weight = torch.exp(log_decay[:, -1:] - log_decay)[..., None]  # (H, P, 1)
-        keys = _per_head(self.keys[:, nodes], len(self.updates) // len(self.keys))
-        written = (keys * weight).mT @ self.updates[:, nodes]
-        return torch.exp(log_decay[:, -1])[:, None, None] * self.initial_state.to(written.dtype) + written
+        log_decay = self.log_decays.index_select(1, nodes)[..., None]  # (H, P, 1)
+        last = log_decay[:, -1:]
+        updates = self.updates.index_select(1, nodes).mul_(torch.exp(last - log_decay))
+        keys = _per_head(self.keys.index_select(1, nodes), len(self.updates) // len(self.keys))
+        return torch.baddbmm(torch.exp(last) * self.initial_state.to(updates.dtype), keys.mT, updates)
 
 
 def tree_delta_rule(

@@ -33,7 +33,7 @@ _MISSING = object()
 class Factors(Protocol):
     """What a port's pass leaves for the commit."""
 
-    def commit(self, layer: Any, path: Sequence[int]) -> None:
+    def commit(self, layer: Any, path: Sequence[int] | Tensor) -> None:
         """Put the states after a root path into a cache layer, as new tensors."""
 
 
@@ -65,7 +65,7 @@ class GatedDeltaFactors:
     delta: DeltaFactors
     conv_inputs: Float[Tensor, "node channel"]
 
-    def commit(self, layer: Any, path: Sequence[int]) -> None:
+    def commit(self, layer: Any, path: Sequence[int] | Tensor) -> None:
         window = get_state(layer, "conv_states")  # (1, C, K)
         state = get_state(layer, "recurrent_states")  # (1, H, d_k, d_v)
         set_state(layer, "conv_states", window_after(self.conv_inputs, window[0], path)[None])

@@ -73,11 +73,12 @@ def _check_fresh(cache: Cache, verification: Verification) -> None:
 
 
 def _take_rows(fork: Cache, verification: Verification, nodes: list[int]) -> None:
+    path = torch.as_tensor(nodes)
     for i, (keys, values) in verification.rows.items():
-        taken = torch.as_tensor(nodes, device=keys.device)
-        fork.layers[i].update(keys[:, :, taken], values[:, :, taken])
+        taken = path.to(keys.device)
+        fork.layers[i].update(keys.index_select(2, taken), values.index_select(2, taken))
     for i, factors in verification.factors.items():
-        factors.commit(fork.layers[i], nodes)
+        factors.commit(fork.layers[i], path)
     for i, states in verification.states.items():
         for name, _, tensor in states:
             set_state(fork.layers[i], name, tensor)
