@@ -197,3 +197,25 @@ def test_the_doctor_is_silent_on_a_right_port_and_names_the_layers_of_a_wrong_on
     found = {finding.check: finding for finding in report.findings}
     assert not report.ok
     assert found["layer_by_layer"].layers == found["recurrent_states"].layers == (0, 1, 2)
+
+
+class GreedyFactors(LeakyFactors):
+    """Commits the last node of the tree, whatever was accepted."""
+
+    def commit(self, layer, path):
+        super().commit(layer, [len(self.states) - 1])
+
+
+@pytest.mark.usefixtures("leaky_port")
+def test_a_wrong_commit_of_a_registered_port_is_not_blamed_on_another_layer():
+    class CommitsEverything(LeakyPort):
+        def forward(self, *args):
+            outputs, factors = super().forward(*args)
+            return outputs, GreedyFactors(factors.states)
+
+    register_port(LeakySum, CommitsEverything())
+    pair = Pair(toy_target(), NgramDrafter(), name="toy")
+    report = diagnose(pair, TransformersPort(pair, "tree"), ["layer_by_layer", "recurrent_states"])
+    one_pass, committed = report.findings
+    assert one_pass.status == "ok"  # which is why the trial pass does not see it
+    assert (committed.status, committed.layers, committed.bugs) == ("problem", (0, 1, 2), ())
