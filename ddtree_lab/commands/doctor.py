@@ -113,7 +113,7 @@ def _list(args: argparse.Namespace) -> None:
     import json
 
     from rich.console import Console
-    from rich.table import Table
+    from rich.padding import Padding
     from rich.text import Text
 
     from ddtree_lab.doctor.bugs import BUGS
@@ -123,14 +123,16 @@ def _list(args: argparse.Namespace) -> None:
         columns = ("bug", "stage", "what one sees", "what it is")
         rows = [(bug.name, bug.stage, bug.symptom, bug.cause) for bug in BUGS.values()]
     else:
-        columns = ("check", "stage", "question", "forwards, at most")
+        columns = ("check", "stage", "question", "forwards, about")
         rows = [(check.name, check.stage, check.question, str(check.cost)) for check in CHECKS.values()]
     if args.json:
         print(
             json.dumps([dict(zip(columns, row, strict=True)) for row in rows], indent=2, ensure_ascii=False)
         )
         return
-    table = Table(*columns, show_lines=args.list_bugs)
-    for row in rows:
-        table.add_row(Text(row[0], "bold", no_wrap=True), *map(Text, row[1:]))
-    Console().print(table)
+    console = Console()
+    for name, stage, said, last in rows:
+        aside = stage if args.list_bugs else f"{stage}; {'no' if last == '0' else 'about ' + last} forwards"
+        console.print(Text.assemble((name, "bold"), (f"  {aside}", "dim")))
+        for line in (f"seen: {said}", f"cause: {last}") if args.list_bugs else (said,):
+            console.print(Padding(Text(line), (0, 0, 0, 4)))

@@ -10,7 +10,9 @@ import torch
 
 from ddtree_lab.doctor.checks import CHECKS
 from ddtree_lab.doctor.checks.base import failed, follows
-from ddtree_lab.doctor.examination import Examination, PortError
+from ddtree_lab.doctor.examination import Examination
+from ddtree_lab.doctor.guarded import SECONDS_PER_CALL, PortError
+from ddtree_lab.doctor.material import Material
 from ddtree_lab.doctor.report import Finding, Report
 from ddtree_lab.pair import Pair, bundled_prompts
 from ddtree_lab.records import ranges
@@ -26,6 +28,7 @@ def diagnose(
     checks: Sequence[str] | None = None,
     *,
     prompt: str | Sequence[int] | torch.Tensor | None = None,
+    seconds_per_call: float = SECONDS_PER_CALL,
     on_check: Callable[[str], None] | None = None,
 ) -> Report:
     """Examine a port, stage by stage.
@@ -36,29 +39,47 @@ def diagnose(
             (see `Port`); None for the built-in one.
         checks: names of the checks to run; all by default.
         prompt: text or token ids to examine it on; a bundled or a generic one by default.
+        seconds_per_call: a call of the port that takes longer is stopped (in the main thread, on Unix).
         on_check: is told each check's name before it runs.
 
     Raises:
         ValueError: an unknown check, or a prompt of fewer than two tokens.
         TypeError: the port lacks one of the three methods.
     """
-    began = time.perf_counter()
     names = _chosen(checks)
     _check_port(port)
-    exam = Examination(pair, port, _prompt_ids(pair, prompt))
-    exam.others = [Examination(pair, exam.port.inner, ids) for ids in _other_prompts(pair, prompt)]
+    material = material_for(pair, prompt)
+    return examine(material, port, names, seconds_per_call=seconds_per_call, on_check=on_check)
+
+
+def material_for(pair: Pair, prompt: str | Sequence[int] | torch.Tensor | None = None) -> Material:
+    """What ports of a pair are tried on; several can be examined on one."""
+    return Material(pair, _prompt_ids(pair, prompt), _other_prompts(pair, prompt))
+
+
+def examine(
+    material: Material,
+    port: Any = None,
+    checks: Sequence[str] | None = None,
+    *,
+    seconds_per_call: float = SECONDS_PER_CALL,
+    on_check: Callable[[str], None] | None = None,
+) -> Report:
+    """`diagnose` on material that is there already."""
+    began, forwards = time.perf_counter(), material.truth.num_forwards
+    exam = Examination(material, port, seconds_per_call)
     findings: list[Finding] = []
-    for name in names:
+    for name in _chosen(checks):
         if on_check is not None:
             on_check(name)
         findings += _run(exam, name)
     subject = "the built-in port" if port is None else type(port).__name__
     return Report(
-        subject=f"{subject} on {pair.name}",
+        subject=f"{subject} on {material.pair.name}",
         verdict=verdict(findings, exam),
         findings=tuple(findings),
         kinds=tuple(exam.kinds),
-        num_forwards=exam.num_forwards,
+        num_forwards=material.truth.num_forwards - forwards,
         seconds=time.perf_counter() - began,
     )
 

@@ -28,6 +28,8 @@ REPORTS = {
     "PB053": "github.com/Luce-Org/lucebox/pull/420",
     "PB055": "github.com/kimwin2/ddtree_eagle3_patch/commit/993d18e",
     "PB056": "github.com/vllm-project/vllm/pull/17560",
+    "PB059": "github.com/patrickbdevaney/dflash-caddtree-integrations/blob/main/docs/DDTREE.md",
+    "PB062": "github.com/vllm-project/vllm/pull/22752",
     "PB064": "github.com/lablup/mlxcel/pull/1214",
     "PB065": "github.com/rmagur1203/vllm-ddtree/blob/ddtree-multireq/docs/DDTREE-FINDINGS-EN.md",
     "PB067": "github.com/vllm-project/vllm/issues/54498",

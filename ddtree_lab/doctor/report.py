@@ -75,6 +75,11 @@ class Report(Record):
         return tuple(finding for finding in self.findings if finding.status == "problem")
 
     @property
+    def acceptance(self) -> dict[str, Any]:
+        """What the check `acceptance` measured; empty where it was not run."""
+        return next((f.evidence for f in self.findings if f.check == "acceptance" and f.evidence), {})
+
+    @property
     def bugs(self) -> tuple[str, ...]:
         """Known bugs that explain the problems, in the order in which they were found."""
         return tuple(dict.fromkeys(name for finding in self.findings for name in finding.bugs))
@@ -88,6 +93,8 @@ class Report(Record):
 
         style = "bold green" if self.ok else "bold red"
         parts: list[Any] = [Text(f"{self.subject}"), Text(self.verdict, style), Text()]
+        if self.acceptance:
+            parts += [_by_depth(self.acceptance), Text()]
         parts += [part for finding in self.problems for part in (_problem(finding), Text())]
         parts.append(_summary(self.findings))
         parts.append(Text(f"{self.num_forwards} forwards for the truth, {self.seconds:.1f} s", "dim"))
@@ -135,11 +142,28 @@ def _problem(finding: Finding) -> RenderableType:
     return table
 
 
-def heat_map(matrix: dict[str, Any]) -> RenderableType:
-    """Layers × nodes: how far each row moved when a sibling's token was changed."""
+def _by_depth(acceptance: dict[str, Any]) -> RenderableType:
+    from rich.table import Table
     from rich.text import Text
 
-    text = Text("how far each node's row moves, by layer, when node 1's token is changed\n", "dim")
+    table = Table(box=None, padding=(0, 1), collapse_padding=True)
+    table.add_column("drafts kept, of those reached", style="dim")
+    depths = max(len(acceptance["port_by_depth"]), len(acceptance["drafter_by_depth"]))
+    for depth in range(1, depths + 1):
+        table.add_column(f"{depth}", justify="right")
+    for name, key in (
+        ("by the port", "port_by_depth"),
+        ("by the drafter on clean states", "drafter_by_depth"),
+    ):
+        table.add_row(Text(name), *(f"{share:.0%}" for share in acceptance[key]))
+    return table
+
+
+def heat_map(matrix: dict[str, Any]) -> RenderableType:
+    """Layers × nodes, dark where a row is far off."""
+    from rich.text import Text
+
+    text = Text(f"{matrix['caption']} (░ below 1 %, ▒ below 10 %, █ above)\n", "dim")
     for layer, kind, row in zip(matrix["layers"], matrix["kinds"], matrix["moved"], strict=True):
         text.append(f"{layer:>3} {kind:<18}")
         for value in row:
@@ -153,9 +177,9 @@ def _summary(findings: Iterable[Finding]) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, padding=(0, 1))
+    table = Table(box=None, padding=(0, 1), collapse_padding=True)
     for name in ("", "check", "stage", "found"):
-        table.add_column(name, overflow="fold")
+        table.add_column(name, overflow="fold", no_wrap=name in ("check", "stage"))
     for finding in findings:
         mark = Text(MARKS[finding.status], STYLES[finding.status])
         table.add_row(mark, finding.check, finding.stage, Text(finding.symptom))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from ddtree_lab.doctor import port as port_module
@@ -203,17 +203,9 @@ def half_precision_fusion(port: BuggyPort) -> Switch:
 
 
 def embedding_as_head(port: BuggyPort) -> Switch:
-    return replaced(port.pair, "embeddings", lambda e: replace(e, output=_TiedHead(e.input.weight)))
-
-
-class _TiedHead:
-    """The input embedding used as output head."""
-
-    def __init__(self, weight: Tensor) -> None:
-        self.weight = weight
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        return hidden @ self.weight.T
+    head = nn.Linear(1, 1, bias=False)
+    head.weight = nn.Parameter(port.pair.embeddings.input.weight, requires_grad=False)
+    return replaced(port.pair, "embeddings", lambda embeddings: replace(embeddings, output=head))
 
 
 def norm_skipped(port: BuggyPort) -> Switch:

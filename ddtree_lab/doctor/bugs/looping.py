@@ -88,7 +88,7 @@ def _sharpened(choose: Any) -> Any:
 
     def chosen(self: Sampler, logits: Any, positions: Sequence[int], prefix: Any = None) -> list[int]:
         other = replace(self, seed=self.seed + 1) if self.do_sample else self
-        return choose(other, logits * 2.0, positions, prefix)
+        return choose(other, logits * 1.5, positions, prefix)
 
     return chosen
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from ddtree_lab.recurrent import ports as recurrent_ports
 from ddtree_lab.recurrent.topology import TreeTopology
 from ddtree_lab.stages import verify as verify_module
 from ddtree_lab.stages.cache import make_cache
+from ddtree_lab.stages.forward import decoder_layers
 from ddtree_lab.stages.mask import TreeMask
 from ddtree_lab.stages.support import tree_support
 from ddtree_lab.stages.tree import DraftTree
@@ -156,6 +157,44 @@ def conv_window_empty(port: BuggyPort) -> Switch:
     return replaced(recurrent_ports, "tree_conv", make)
 
 
+def conv_off_by_one(port: BuggyPort) -> Switch:
+    """The committed window is one column too old: the newest committed input is missing, the oldest is there twice."""
+
+    def make(conv: Any) -> Any:
+        return lambda inputs, window, *args: conv(
+            inputs, torch.cat([window[:, :1], window[:, :-1]], dim=1), *args
+        )
+
+    return replaced(recurrent_ports, "tree_conv", make)
+
+
+def mask_not_passed(port: BuggyPort) -> Switch:
+    """The back end drops the mask and runs each row over all keys."""
+
+    def make(run: Any) -> Any:
+        def called(target: Any, *args: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
+            if attention_mask is None:
+                return run(target, *args, **kwargs)
+            with ExitStack() as stack:
+                for layer in decoder_layers(target):
+                    handle = layer.register_forward_pre_hook(_without_mask, with_kwargs=True, prepend=True)
+                    stack.callback(handle.remove)
+                return run(target, *args, attention_mask=attention_mask, **kwargs)
+
+        return called
+
+    return replaced(verify_module, "run_target", make)
+
+
+def _without_mask(module: Any, args: Any, kwargs: Any) -> Any:
+    mask = kwargs.get("attention_mask")
+    return (
+        (args, {**kwargs, "attention_mask": None})
+        if isinstance(mask, torch.Tensor) and mask.ndim == 4
+        else None
+    )
+
+
 def recurrence_by_index(port: BuggyPort) -> Switch:
     def make(ancestors: Any) -> Any:
         return lambda self, device: ancestors(TreeTopology(chain_of(self.tree)), device)
@@ -228,6 +267,13 @@ BUGS = (
         _mask_bug(_siblings_visible), ATTENTION, no_mask, ("PB056", "PB047"),
     ),
     Bug(
+        "mask_not_passed", "mask",
+        "the chain is wrong too: nodes see what comes after them",
+        "the attention back end takes no 4-D mask and drops it without a word, or the argument got lost on the way",
+        "load the target with attn_implementation='sdpa', and look with a hook whether the mask arrives",
+        mask_not_passed, ATTENTION, no_mask, ("PB059", "PB062"),
+    ),
+    Bug(
         "mask_inverted", "mask",
         "garbage from the first verified token on",
         "the mask hides what it should show: bool and additive conventions are mixed up",
@@ -296,6 +342,13 @@ BUGS = (
         "the convolution starts from zeros instead of the committed window",
         "prepend the committed window to the nodes' inputs",
         conv_window_empty, RECURRENT, no_recurrence, ("PB023", "PB026"),
+    ),
+    Bug(
+        "conv_off_by_one", "verify",
+        "the first K − 1 nodes of every path are slightly wrong",
+        "the committed conv window is read one column off: the newest committed input is missing",
+        "the window's newest column is the last committed token's input; the root comes right after it",
+        conv_off_by_one, RECURRENT, no_recurrence, ("PB023", "PB038"),
     ),
     Bug(
         "recurrence_by_index", "verify",

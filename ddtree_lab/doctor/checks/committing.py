@@ -2,240 +2,374 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache
 
-from ddtree_lab.compat import layer_tensors
-from ddtree_lab.doctor.checks.base import check, judge, needs, row_errors
-from ddtree_lab.doctor.examination import NOISE_FACTOR, NOISE_FLOOR, Examination
-from ddtree_lab.doctor.hypotheses import distance
+from ddtree_lab.doctor.checks.base import Hindrance, check, judge, needs, needs_recurrence, row_errors
+from ddtree_lab.doctor.examination import Examination
+from ddtree_lab.doctor.forcing import watched
+from ddtree_lab.doctor.guarded import Guarded
 from ddtree_lab.doctor.report import Finding
-from ddtree_lab.stages.cache import make_cache
-from ddtree_lab.stages.forward import prefill, run_target
+from ddtree_lab.doctor.truth import Known, cache_rows
+from ddtree_lab.stages.cache import make_cache, sliding_windows
 from ddtree_lab.stages.tree import DraftTree
 
-STAGES = ("cache", "mask", "verify", "commit")
-NO_CACHE = {"cache": "not examined: the port has no cache()"}
-PARTS = {"keys": "KV", "values": "KV", "conv_states": "conv", "recurrent_states": "recurrent"}
+STAGES = ("commit", "verify", "mask", "cache")
+NO_STATES = "give the port a cache(), and KV, conv and recurrent state are told apart"
 
 
-def _committed(exam: Examination, port: Any, path: Sequence[int]) -> Any:
+def conv_kernel(exam: Examination) -> int:
+    """K of the target's short convolutions, 4 where it has none."""
+    return int(getattr(exam.config, "linear_conv_kernel_dim", 4) or 4)
+
+
+def _most_accepted(exam: Examination) -> int:
+    """K + 3: past every window of the convolution."""
+    return conv_kernel(exam) + 3
+
+
+def _committed(exam: Examination, port: Any, tree: DraftTree, path: Sequence[int]) -> Any:
     """A port's state after one round that accepts a path of the tree."""
     state = exam.prefilled(port)
-    port.verify(state, exam.tree)
+    port.verify(state, tree)
     return port.commit(state, path)
 
 
-def _text_after(exam: Examination, path: Sequence[int]) -> list[int]:
-    return [*exam.before(), *exam.tree.token_ids[list(path)].tolist()]
+# The cache's tensors, KV, conv and recurrent state apart
+
+Case = tuple[int, str, int, Tensor, float]  # accepted drafts, tensor's name, layer, its numbers, its slack
 
 
-def _next_anchor(exam: Examination, path: Sequence[int]) -> DraftTree:
-    """A lone root after a committed path: the target's own token there."""
-    return DraftTree.from_parents([int(exam.truth(_text_after(exam, path)).argmax())], [-1])
+def _fresh(exam: Examination, names: tuple[str, ...]) -> list[Case]:
+    """What the tensors of a cache should hold after accepting 0, 1, … drafts."""
+    before, most = exam.material.before(), _most_accepted(exam)
+    spine = exam.material.spine(0, most + 1)
+    truth, on_clean_input = exam.material.truth, _takes_clean_input(exam)
+    truth.states([*before, *spine], on_clean_input=on_clean_input)  # first, for all others begin like it
+    return [
+        (accepted, name, layer, rows, slack)
+        for accepted in range(most + 1)
+        for name, layer, rows, slack in truth.states(
+            [*before, *spine[: accepted + 1]], on_clean_input=on_clean_input
+        )
+        if name in names
+    ]
 
 
-def _truth_after(exam: Examination, paths: Sequence[Sequence[int]]) -> Tensor:
-    return torch.stack(
-        [exam.truth([*_text_after(exam, p), int(_next_anchor(exam, p).token_ids[0])]) for p in paths]
-    )
+def _takes_clean_input(exam: Examination) -> bool:
+    """Whether the port runs prompt and tree (or path) as forwards that can be given clean input."""
+    memo, material = exam.port.memo, exam.material
+    if "takes_clean_input" not in memo:
+        memo["takes_clean_input"] = False
+        if material.has_layers:
+            tree, before = material.tree, tuple(material.before())
+            path = tree.path(2)
+            tokens = (tuple(tree.token_ids.tolist()), tuple(tree.token_ids[path].tolist()))
+            with watched(exam.target, {before: None, tokens[0]: None, tokens[1]: None}) as seen:
+                _committed(exam, exam.port, tree, path)
+            memo["takes_clean_input"] = before in seen.outputs and any(t in seen.outputs for t in tokens)
+    return bool(memo["takes_clean_input"])
+
+
+def _held(exam: Examination, port: Guarded, names: tuple[str, ...]) -> list[Tensor]:
+    """The same tensors of a port; all of them come from the same rounds, which are run once."""
+    if "rounds" not in port.memo:
+        port.memo["rounds"] = _rounds_with_clean_input(exam, port)
+    return [rows for name, _, rows in port.memo["rounds"] if name in names]
+
+
+def _rounds_with_clean_input(exam: Examination, port: Guarded) -> list[tuple[str, int, Tensor]]:
+    """What a port's cache holds after accepting 0, 1, … drafts, its layers given clean input where they can be."""
+    material, most = exam.material, _most_accepted(exam)
+    tree = material.comb(0, most)
+    held: list[tuple[str, int, Tensor]] = []
+    for accepted in range(most + 1):
+        path = tree.path(2 * accepted)
+        clean = material.clean_inputs(tree, material.before(), path) if _takes_clean_input(exam) else {}
+        with watched(exam.target, clean) if clean else nullcontext():
+            held += cache_rows(port.cache(_committed(exam, port, tree, path)))
+    return held
+
+
+def _part_check(name: str, part: str, names: tuple[str, ...], detectors: str, question: str,
+                unless: list[Hindrance], cause: str, fix: str) -> None:  # fmt: skip
+    @check(name, "commit", detectors, question, cost=100, unless=[needs("cache"), *unless])
+    def run(exam: Examination) -> Iterator[Finding]:
+        cases = _fresh(exam, names)
+        if not cases:  # a recurrent layer need not have a convolution, nor the other way round
+            yield Finding(name, "skipped", "commit", symptom=f"the target's cache holds no {part}")
+            return
+        known = Known(torch.cat([(rows / slack).flatten() for *_, rows, slack in cases])[None], torch.ones(1))
+
+        def probe(port: Any) -> Tensor:
+            held = _held(exam, port, names)
+            slacks = [slack for *_, slack in cases] + [1.0] * len(held)
+            return torch.cat([(rows / slack).flatten() for rows, slack in zip(held, slacks, strict=False)])[
+                None
+            ]
+
+        yield judge(
+            exam, name, probe, known, STAGES,
+            key=f"states: {name}",
+            right=f"{part} after accepting 0 to {_most_accepted(exam)} drafts as after a fresh prefill",
+            wrong=lambda answer: _wrong_part(exam, name, part, cases, answer, cause, fix),
+        )  # fmt: skip
+
+
+def _wrong_part(exam: Examination, name: str, part: str, cases: list[Case], answer: Tensor, cause: str,
+                fix: str) -> Finding:  # fmt: skip
+    if answer.shape[1] != sum(rows.numel() for *_, rows, _ in cases):
+        return Finding(
+            name, "problem", "commit", symptom=f"the cache holds {part} of another size than a fresh prefill's",
+            evidence={"numbers": answer.shape[1], "expected": sum(rows.numel() for *_, rows, _ in cases)},
+            cause=cause, fix=fix,
+        )  # fmt: skip
+    by_accepted: dict[int, float] = {}
+    layers = set()
+    for (accepted, _, layer, rows, slack), held in zip(
+        cases, answer[0].split([rows.numel() for *_, rows, _ in cases]), strict=True
+    ):
+        error = float((held - (rows / slack).flatten()).abs().max())
+        by_accepted[accepted] = max(error, by_accepted.get(accepted, 0.0))
+        if error > 1:
+            layers.add(layer)
+    bad = [accepted for accepted, error in by_accepted.items() if error > 1]
+    return Finding(
+        name, "problem", "commit", tuple(sorted(layers)),
+        symptom=f"after accepting {bad} drafts the {part} in the cache is not what a fresh prefill gives",
+        evidence={"error_over_rounding_by_accepted_drafts": by_accepted},
+        cause=cause, fix=fix,
+    )  # fmt: skip
+
+
+_part_check(
+    "kv_rows", "KV", ("keys", "values"), "D1", "are the keys and values after a round the accepted path's",
+    [], "other rows than the accepted path's were kept, or in another order",
+    "append the accepted path's rows from the root down, and nothing else",
+)  # fmt: skip
+_part_check(
+    "conv_windows", "conv window", ("conv_states",), "D5 D1", "are the conv windows after a round the accepted path's",
+    [needs_recurrence], "the conv window holds inputs of rejected nodes, or misses accepted ones",
+    "rebuild the window from the accepted path's pre-convolution inputs, then the committed window",
+)  # fmt: skip
+_part_check(
+    "recurrent_states", "recurrent state", ("recurrent_states",), "D1 D15",
+    "is the recurrent state after a round the accepted path's",
+    [needs_recurrence], "the recurrent state holds what rejected nodes wrote, or was rounded",
+    "put back the state from before the pass and replay the accepted path, or take it from the tree's factors; "
+    "recurrent layers cannot be cropped",
+)  # fmt: skip
+
+
+# What the next token says about the state: ports without a cache() too
+
+
+def _next_tokens(exam: Examination, port: Any, cases: Sequence[tuple[DraftTree, list[int], int]]) -> Tensor:
+    """Logits at a lone token after each committed path; a case is (tree, path, the token after it)."""
+    rows = []
+    for tree, path, token in cases:
+        state = _committed(exam, port, tree, path)
+        rows.append(port.verify(state, DraftTree.from_parents([token], [-1]))[0])
+    return torch.stack(rows)
 
 
 @check(
-    "rollback", "commit", "D1 D5 D25", "does the state after a round equal a fresh prefill, whatever was accepted",
-    cost=40,
+    "rollback", "commit", "D1 D5 D25", "is the token after a round scored right, whatever was accepted", cost=50,
 )  # fmt: skip
 def rollback(exam: Examination) -> Iterator[Finding]:
-    """Accepted 0, 1, … along both long branches; the rest of the tree is rejected each time."""
-    paths = [exam.tree.path(node) for node in (0, 2, 3, 4, 6, 7, 8)]
-    truth = _truth_after(exam, paths)
-
-    def probe(port: Any) -> Tensor:
-        return torch.stack([port.verify(_committed(exam, port, p), _next_anchor(exam, p))[0] for p in paths])
+    """Accepted 0 to K + 3 along the text, then along a wrong branch; the rest of the tree is rejected each time."""
+    material, most = exam.material, _most_accepted(exam)
+    comb = material.comb(0, most)
+    cases = [(comb, comb.path(2 * j), material.text[j]) for j in range(most + 1)]
+    cases += [(material.tree, material.tree.path(node), material.prompt[-1]) for node in (3, 7)]
+    texts = [[*material.before(), *tree.token_ids[path].tolist(), token] for tree, path, token in cases]
+    known = material.truth.after(texts)
 
     def wrong(answer: Tensor) -> Finding:
-        errors = (answer - truth).abs().amax(-1)
-        differences = _differences(exam, paths[1]) if exam.port.has("cache") else {}
-        bad = [len(paths[i]) - 1 for i in range(len(paths)) if float(errors[i]) > exam.tolerance]
+        bad = [len(cases[i][1]) - 1 for i in (known.excess(answer) > 1).nonzero()[:, 0].tolist()]
         return Finding(
             "rollback", "problem", "commit",
-            tuple(i for i, parts in differences.items() if max(parts.values()) > 1e-2),
             symptom=f"after accepting {sorted(set(bad))} drafts the next token is scored wrongly",
             evidence={
-                "error_by_accepted_drafts": {
-                    f"{len(p) - 1} ({p[-1]})": round(float(e), 4) for p, e in zip(paths, errors, strict=True)
-                },
-                "tolerance": exam.tolerance,
-                **({"state_error_by_part": _by_part(differences)} if differences else NO_CACHE),
+                **row_errors(known, answer),
+                "accepted_drafts": [len(path) - 1 for _, path, _ in cases],
+                **({} if exam.port.has("cache") else {"not_seen": NO_STATES}),
             },
             cause="what rejected nodes wrote is still in the state, or accepted rows are missing",
             fix="after each round the cache must equal a fresh prefill of the text; recurrent layers cannot be cropped",
         )  # fmt: skip
 
     yield judge(
-        exam, "rollback", probe, truth, STAGES,
-        right=f"after accepting 0 to {max(map(len, paths)) - 1} drafts the next token is right",
+        exam, "rollback", lambda port: _next_tokens(exam, port, cases), known, STAGES,
+        right=f"after accepting 0 to {most} drafts the next token is right",
         wrong=wrong,
     )  # fmt: skip
 
 
-def _fresh_cache(exam: Examination, text: Sequence[int]) -> Cache:
-    cache = make_cache(exam.target)
-    prefill(exam.target, torch.tensor([list(text)]), cache)
-    exam.num_forwards += 1
-    return cache
-
-
-def _flat(cache: Cache) -> Tensor:
-    """All numbers a cache holds, in one row."""
-    tensors = (t for layer in cache.layers for t in layer_tensors(layer).values())
-    return torch.cat([t.float().cpu().flatten() for t in tensors])
-
-
-def _differences(exam: Examination, path: Sequence[int]) -> dict[int, dict[str, float]]:
-    """Layer → part → distance of the port's cache after a path from a fresh prefill's."""
-    cache = exam.port.cache(_committed(exam, exam.port, path))
-    fresh = _fresh_cache(exam, _text_after(exam, path))
-    found: dict[int, dict[str, float]] = {}
-    for i, (have, want) in enumerate(zip(cache.layers, fresh.layers, strict=False)):
-        held = layer_tensors(have)
-        for name, tensor in layer_tensors(want).items():
-            part = PARTS.get(name.partition("[")[0], name)
-            error = _distance_or_inf(held.get(name), tensor)
-            found.setdefault(i, {})[part] = max(error, found.get(i, {}).get(part, 0.0))
-    return found
-
-
-def _distance_or_inf(have: Tensor | None, want: Tensor) -> float:
-    if have is None or have.shape != want.shape:
-        return float("inf")
-    return distance(have.float().cpu(), want.float().cpu())
-
-
-def _by_part(differences: dict[int, dict[str, float]]) -> dict[str, float]:
-    """KV, convolution and recurrent state apart, the worst of all layers."""
-    worst: dict[str, float] = {}
-    for parts in differences.values():
-        worst.update({part: max(error, worst.get(part, 0.0)) for part, error in parts.items()})
-    return worst
-
-
-@check(
-    "state_after_commit", "commit", "D1", "do the cache's tensors after a commit equal a fresh prefill's", cost=6,
-    unless=[needs("cache")],
-)  # fmt: skip
-def state_after_commit(exam: Examination) -> Iterator[Finding]:
-    path = exam.tree.path(6)
-
-    text = _text_after(exam, path)
-    truth = _flat(_fresh_cache(exam, text))
-    limit = _state_tolerance(exam, text, truth)
-
-    def probe(port: Any) -> Tensor:
-        return _flat(port.cache(_committed(exam, port, path)))
-
-    def wrong(answer: Tensor) -> Finding:
-        differences = _differences(exam, path)
-        return Finding(
-            "state_after_commit", "problem", "commit",
-            tuple(i for i, parts in differences.items() if max(parts.values()) > limit),
-            symptom="the cache after a commit is not what a prefill of the same text gives",
-            evidence={"by_layer": differences, "tolerance": limit},
-            cause="the commit keeps other rows or states than the accepted path's",
-            fix="compare the tensors named above with a fresh prefill after each commit",
-        )  # fmt: skip
-
-    yield judge(
-        exam, "state_after_commit", probe, truth, STAGES, tolerance=limit,
-        right=f"every tensor within {limit:.2g}", wrong=wrong,
+def no_boundary(exam: Examination) -> str:
+    windows = sorted(set(sliding_windows(make_cache(exam.target))))
+    if not windows:
+        return "the target has no sliding windows"
+    room = len(exam.material.written) - 6
+    return "" if windows[0] <= room else (
+        f"the window of {windows[0]} is longer than prompt and text; give a prompt of more than {windows[0]} tokens"
     )  # fmt: skip
 
 
-def _state_tolerance(exam: Examination, text: Sequence[int], truth: Tensor) -> float:
-    """The same text run one token at a time: what rounding alone does to the tensors."""
-    cache = _fresh_cache(exam, text[:-4])
-    for token in text[-4:]:
-        run_target(exam.target, torch.tensor([[token]]), cache)
-    exam.num_forwards += 4
-    return max(NOISE_FACTOR * distance(_flat(cache), truth), NOISE_FLOOR * float(truth.abs().max()))
+@check(
+    "window_boundary", "commit", "D14 D25", "does rollback hold where the text outgrows a sliding window", cost=30,
+    unless=[no_boundary],
+)  # fmt: skip
+def window_boundary(exam: Examination) -> Iterator[Finding]:
+    """Rounds that start two tokens before each window is full, up to one after."""
+    material, text = exam.material, exam.material.written
+    windows = [w for w in sorted(set(sliding_windows(make_cache(exam.target)))) if w <= len(text) - 6]
+    starts = [past for w in windows for past in range(max(2, w - 2), w + 2)]
+
+    def tree_after(past: int) -> DraftTree:
+        wrong = (text[past + 1] + 1) % material.vocab_size
+        return DraftTree.from_parents([text[past], wrong, text[past + 1], text[past + 2]], [-1, 0, 0, 2])
+
+    def probe(port: Any) -> Tensor:
+        rows = []
+        for past in starts:
+            state = port.prefill(torch.tensor([text[:past]]))
+            port.verify(state, tree_after(past))
+            state = port.commit(state, [0, 2])
+            rows.append(port.verify(state, DraftTree.from_parents([text[past + 2]], [-1]))[0])
+        return torch.stack(rows)
+
+    known = material.truth.after([text[: past + 3] for past in starts])
+    yield judge(
+        exam, "window_boundary", probe, known, STAGES,
+        right=f"rounds that start with {starts} committed tokens leave the right state",
+        wrong=lambda answer: Finding(
+            "window_boundary", "problem", "commit", exam.layers_of("sliding_attention"),
+            symptom="the state is wrong where the text outgrows a sliding window",
+            evidence={"committed_tokens": starts, **row_errors(known, answer)},
+            cause="a sliding layer has dropped rows that rejected nodes pushed out",
+            fix="keep the rows from before the pass until the path is known; crop cannot bring them back",
+        ),
+    )  # fmt: skip
 
 
 @check(
-    "rounds_in_a_row", "commit", "D1 D4", "is one text scored alike whatever was accepted on the way", cost=30
+    "rounds_in_a_row", "commit", "D1 D4", "is one text scored alike whatever was accepted on the way", cost=20
 )
 def rounds_in_a_row(exam: Examination) -> Iterator[Finding]:
     """The target's own text by three schedules: nothing accepted, two a round, four a round."""
-    text = [exam.prompt[-1], *exam.text]
-    length = 9
+    material, length = exam.material, 9
+    schedules = (1, 3, 5)  # tokens a round emits
+    starts = [start for step in schedules for start in range(0, length, step)]
+    known = material.truth.after([[*material.before(), *material.spine(0, start + 1)] for start in starts])
 
     def probe(port: Any) -> Tensor:
-        return torch.cat([_forced(exam, port, text[:length], step) for step in (1, 3, 5)])
+        return torch.cat([_forced(exam, port, length, step) for step in schedules])
 
-    rows = [exam.truth([*exam.before(), *text[: i + 1]]) for i in range(length)]
-    truth = torch.cat([torch.stack([rows[i] for i in _anchors(length, step)]) for step in (1, 3, 5)])
     yield judge(
-        exam, "rounds_in_a_row", probe, truth, STAGES,
+        exam, "rounds_in_a_row", probe, known, STAGES,
         right="three schedules of acceptance give the same logits",
         wrong=lambda answer: Finding(
             "rounds_in_a_row", "problem", "commit",
             symptom="the logits along one fixed text depend on what was accepted and rejected on the way",
-            evidence=row_errors(exam, answer, truth),
+            evidence=row_errors(known, answer),
             cause="something of earlier rounds stays in the state",
-            fix="look at the first round whose error is above the tolerance; what it rejected is what stayed",
+            fix="look at the first round whose error is above rounding; what it rejected is what stayed",
         ),
     )  # fmt: skip
 
 
-def _anchors(length: int, step: int) -> list[int]:
-    """Indices of the text at which rounds start, if each emits `step` tokens."""
-    return list(range(0, length, step))
-
-
-def _forced(exam: Examination, port: Any, text: list[int], step: int) -> Tensor:
+def _forced(exam: Examination, port: Any, length: int, step: int) -> Tensor:
     """Root logits of each round when rounds commit `step` tokens of the text; wrong branches come first."""
     rows = []
     state = exam.prefilled(port)
-    vocab = exam.pair.embeddings.vocab_size
-    for start in _anchors(len(text), step):
-        taken = text[start : start + step]
-        wrong = [(token + 1) % vocab for token in taken]
-        tokens = [taken[0], wrong[0], *taken[1:], wrong[-1]]
-        parents = [
-            -1,
-            0,
-            *([0] if len(taken) > 1 else []),
-            *range(2, len(taken)),
-            0 if len(taken) == 1 else 1,
-        ]
-        tree = DraftTree.from_parents(tokens, parents)
+    for start in range(0, length, step):
+        accepted = min(step, length - start) - 1
+        tree = exam.material.comb(start, max(1, accepted))
         rows.append(port.verify(state, tree)[0])
-        state = port.commit(state, [0, *range(2, len(taken) + 1)])
+        state = port.commit(state, tree.path(2 * accepted))
     return torch.stack(rows)
 
 
-@check("runs_in_a_row", "cache", "D18", "is a second prompt scored as if it were the first", cost=8)
+@check("runs_in_a_row", "cache", "D18", "is a second prompt scored as if it were the first", cost=34)
 def runs_in_a_row(exam: Examination) -> Iterator[Finding]:
-    second = exam.bushy_tree(3)
-    truth = exam.truth_of(second, exam.before(3))
+    material = exam.material
+    second = material.bushy_tree(3)
+    known = material.known(second, material.before(3))
 
     def probe(port: Any) -> Tensor:
-        state = exam.prefilled(port)
-        port.verify(state, exam.tree)
-        port.commit(state, exam.tree.path(6))
+        port.commit(_verified(exam, port), material.tree.path(6))
         return port.verify(exam.prefilled(port, 3), second)
 
     yield judge(
-        exam, "runs_in_a_row", probe, truth, STAGES,
+        exam, "runs_in_a_row", probe, known, ("cache", *STAGES[:3]),
         right="a second run does not see the first",
         wrong=lambda answer: Finding(
             "runs_in_a_row", "problem", "cache",
             symptom="a prompt is scored otherwise after another prompt was run",
-            evidence=row_errors(exam, answer, truth),
+            evidence=row_errors(known, answer),
             cause="a buffer or a state of the first run is still in use in the second",
             fix="make every run's cache, masks and drafter context anew",
         ),
     )  # fmt: skip
+
+
+def _verified(exam: Examination, port: Any) -> Any:
+    state = exam.prefilled(port)
+    port.verify(state, exam.material.tree)
+    return state
+
+
+@check(
+    "text_by_drafter", "commit", "D4 D16",
+    "is the text the same with a drafter that is always right and with one that never is", cost=20,
+)  # fmt: skip
+def text_by_drafter(exam: Examination) -> Iterator[Finding]:
+    """The doctor's own loop around verify and commit: the text must be the target's own both times."""
+    from ddtree_lab.doctor.checks.texts import judge_texts
+
+    material, length = exam.material, 12
+
+    def texts(port: Any) -> list[list[int]]:
+        return [_written_with(exam, port, length, is_right) for is_right in (True, False)]
+
+    yield judge_texts(
+        exam, "text_by_drafter", texts, length, STAGES,
+        right=f"{length} tokens, the same with both",
+        wrong="the greedy text depends on what is drafted",
+        cause="a rejected or accepted draft changes what the target says next",
+        fix="make the state after each round independent of what was rejected; see the checks of the commit",
+        expected=[material.text[:length]] * 2,
+    )  # fmt: skip
+
+
+def _written_with(exam: Examination, port: Any, length: int, is_right: bool) -> list[int]:
+    """Greedy text of a port when its drafts are the target's own text, or carefully none of it."""
+    material = exam.material
+    state, anchor, written = exam.prefilled(port), material.prompt[-1], list[int]()
+    draft: Callable[[int], tuple[list[int], list[int]]] = (
+        _right_branch(exam) if is_right else _wrong_branches(exam)
+    )
+    while len(written) < length:
+        tokens, parents = draft(len(written))
+        tree = DraftTree.from_parents([anchor, *tokens], [-1, *parents])
+        choices = port.verify(state, tree).argmax(-1).tolist()
+        path = [0]
+        while (child := tree.children(path[-1]).get(choices[path[-1]])) is not None:
+            path.append(child)
+        written += [choices[node] for node in path]
+        state, anchor = port.commit(state, path), written[-1]
+    return written[:length]
+
+
+def _right_branch(exam: Examination) -> Callable[[int], tuple[list[int], list[int]]]:
+    return lambda done: (exam.material.text[done : done + 3], [0, 1, 2])
+
+
+def _wrong_branches(exam: Examination) -> Callable[[int], tuple[list[int], list[int]]]:
+    vocab = exam.material.vocab_size
+    return lambda done: ([(exam.material.text[done] + i) % vocab for i in (1, 2, 3)], [0, 0, 1])

@@ -8,15 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ddtree_lab.doctor.checks.base import check, judge, needs
+from ddtree_lab.doctor.acceptance import Acceptance
+from ddtree_lab.doctor.bugs.base import dflash
+from ddtree_lab.doctor.checks.base import Unseen, check, judge, needs, row_errors
 from ddtree_lab.doctor.checks.static import needs_dflash
-from ddtree_lab.doctor.examination import Examination, Probe
+from ddtree_lab.doctor.examination import Examination
+from ddtree_lab.doctor.hypotheses import Probe
 from ddtree_lab.doctor.report import Finding
+from ddtree_lab.doctor.truth import NUM_DISTURBED, Known, disturbed, slack_of
 from ddtree_lab.stages.forward import decoder_layers, run_target
 from ddtree_lab.stages.tree import DraftTree, build_tree
 from ddtree_lab.stages.walk import walk_tree
 
-STAGES = ("cache", "mask", "verify", "commit", "draft")
+STAGES = ("draft", "commit", "verify", "mask", "cache")
 TREE_BUDGET = 32
 
 
@@ -25,28 +29,144 @@ def clean_draft(exam: Examination, text: Sequence[int], tap_layer_ids: Sequence[
 
     Taps come from one forward of the committed text without a cache, the context from these taps at once.
     """
+    wanted = exam.pair.drafter.tap_layer_ids if tap_layer_ids is None else tap_layer_ids
+    taps = _taps(exam, text[:-1], wanted)
+    return _drafted(exam, text, None if taps is None else taps[0])
+
+
+def _taps(exam: Examination, committed: Sequence[int], wanted: Sequence[int], rows: int = 1) -> Tensor | None:
+    """[rows, token, width] taps of a text."""
+    if not wanted:
+        return None
+    exam.material.truth.num_forwards += 1
+    ids = torch.tensor([list(committed)]).expand(rows, -1)
+    return run_target(exam.target, ids, None, wanted, logits_to_keep=1).taps
+
+
+def _drafted(exam: Examination, text: Sequence[int], taps: Tensor | None) -> Tensor:
     drafter = exam.pair.drafter
-    wanted = drafter.tap_layer_ids if tap_layer_ids is None else tap_layer_ids
-    committed = list(text[:-1])
-    taps = None
-    if wanted:
-        exam.num_forwards += 1
-        taps = run_target(exam.target, torch.tensor([committed]), None, wanted).taps
-    context = drafter.remember(committed, None if taps is None else taps[0])
+    context = drafter.remember(list(text[:-1]), taps)
     return drafter.propose(context, int(text[-1]), exam.pair.embeddings).float().cpu()
+
+
+def known_draft(exam: Examination, text: Sequence[int]) -> Known:
+    """The clean draft after a text, and how far taps disturbed by rounding move it."""
+    wanted = exam.pair.drafter.tap_layer_ids
+    draft = clean_draft(exam, text)
+    spread = torch.zeros(len(draft))
+    if wanted:
+        with disturbed(exam.target, reset=False):
+            moved = _taps(exam, text[:-1], wanted, NUM_DISTURBED)
+        assert moved is not None
+        drafts = torch.stack([_drafted(exam, text, taps) for taps in moved])
+        spread = (drafts - draft).abs().nan_to_num(0).amax((0, 2))
+    finite = draft.where(draft.isfinite(), 0.0)
+    return Known(draft, slack_of(spread, finite))
+
+
+@check(
+    "draft_block", "draft", "D10", "is a block the anchor and mask tokens, all of them rows of the embedding", cost=1,
+    unless=[needs_dflash, needs("draft")],
+)  # fmt: skip
+def draft_block(exam: Examination) -> Iterator[Finding]:
+    """The tokens that are looked up in the target's embedding while the port drafts."""
+    config, anchor = dflash(exam.pair).config, exam.material.prompt[-1]
+    wanted = torch.tensor([anchor] + [config.mask_token_id] * (config.block_size - 1))[:, None]
+
+    def probe(port: Any) -> Tensor:
+        state, looked_up = exam.prefilled(port), list[Tensor]()
+        handle = exam.pair.embeddings.input.register_forward_pre_hook(
+            lambda m, args: looked_up.append(args[0])
+        )
+        try:
+            port.draft(state, anchor)
+        finally:
+            handle.remove()
+        if len(looked_up) != 1 or looked_up[0].ndim != 2:
+            raise Unseen("draft", "does not look its block up in the target's embedding")
+        return looked_up[0].reshape(-1, 1).double().cpu()
+
+    yield judge(
+        exam, "draft_block", probe, Known.exactly(wanted), STAGES,
+        right=f"anchor and {config.block_size - 1} × token {config.mask_token_id}",
+        wrong=lambda answer: Finding(
+            "draft_block", "problem", "draft",
+            symptom=f"the block is {answer[:, 0].int().tolist()}, {wanted[:, 0].tolist()} is right",
+            evidence={"rows": len(answer), "block_size": config.block_size},
+            cause="the block is not [anchor, mask × (block_size − 1)]",
+            fix="read mask_token_id and block_size from the drafter's config.json",
+        ),
+    )  # fmt: skip
+
+
+@check(
+    "taps", "draft", "D9 D11", "does the drafter's fusion read the hidden states it was trained on, a row a token",
+    cost=4, unless=[needs_dflash, needs("draft")],
+)  # fmt: skip
+def taps(exam: Examination) -> Iterator[Finding]:
+    """What enters the fusion while the port prefills, beside hidden_states[i + 1] of the tapped layers."""
+    committed, ids = exam.material.before(), exam.pair.drafter.tap_layer_ids
+    clean = _taps(exam, committed, ids)
+    with disturbed(exam.target, reset=False):
+        moved = _taps(exam, committed, ids, NUM_DISTURBED)
+    assert clean is not None and moved is not None
+    rows = clean[0].float().cpu()
+    known = Known(rows, slack_of((moved.float().cpu() - rows).abs().amax((0, 2)), rows))
+
+    def probe(port: Any) -> Tensor:
+        fused = list[Tensor]()
+        handle = dflash(exam.pair).fc.register_forward_pre_hook(lambda m, args: fused.append(args[0]))
+        try:
+            port.draft(exam.prefilled(port), exam.material.prompt[-1])
+        finally:
+            handle.remove()
+        if not fused:
+            raise Unseen("prefill", "does not run the drafter's own fusion")
+        return fused[0].reshape(-1, fused[0].shape[-1]).float().cpu()
+
+    def wrong(answer: Tensor) -> Finding:
+        evidence = row_errors(known, answer) if answer.shape != rows.shape else {
+            "difference_by_offset": _by_offset(exam, committed, answer)
+        }  # fmt: skip
+        return Finding(
+            "taps", "problem", "draft",
+            symptom="the drafter's fusion does not read the hidden states of the layers in its config",
+            evidence=evidence,
+            cause="taps are taken from other layers, before or after a norm, or of other tokens",
+            fix="tap i is what decoder layer i returns, hidden_states[i + 1], one row a committed token",
+        )  # fmt: skip
+
+    yield judge(
+        exam, "taps", probe, known, ("draft",),
+        right=f"layers {list(ids)}, {len(rows)} rows of root mean square "
+        + ", ".join(f"{float(part.square().mean().sqrt()):.2g}" for part in rows.chunk(len(ids), dim=-1)),
+        wrong=wrong,
+    )  # fmt: skip
+
+
+def _by_offset(exam: Examination, committed: Sequence[int], answer: Tensor) -> dict[str, float]:
+    """Mean difference of what was read from the taps one layer earlier, as configured, one layer later."""
+    last = len(decoder_layers(exam.target)) - 1
+    found = {}
+    for offset in (-1, 0, 1):
+        moved = _taps(
+            exam, committed, [min(max(i + offset, 0), last) for i in exam.pair.drafter.tap_layer_ids]
+        )
+        assert moved is not None
+        found[f"{offset:+d}"] = float((moved[0].float().cpu() - answer).abs().mean())
+    return found
 
 
 @check(
     "first_draft", "draft", "D10 D11 D13", "is the first draft after a prompt what the drafter says on clean input",
-    cost=2, unless=[needs("draft")],
+    cost=3, unless=[needs("draft")],
 )  # fmt: skip
 def first_draft(exam: Examination) -> Iterator[Finding]:
     def probe(port: Any) -> Tensor:
-        return port.draft(exam.prefilled(port), exam.prompt[-1])
+        return port.draft(exam.prefilled(port), exam.material.prompt[-1])
 
-    truth = clean_draft(exam, exam.prompt)
     yield _judge_drafts(
-        exam, "first_draft", probe, truth,
+        exam, "first_draft", probe, known_draft(exam, exam.material.prompt),
         right="taps, context and block are the drafter's own",
         symptom="already the first draft is not the drafter's",
         cause="the block, the taps or the drafter as built differ from its config",
@@ -54,43 +174,35 @@ def first_draft(exam: Examination) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-def _draft_tolerance(exam: Examination, truth: Tensor) -> float:
-    scale = float((truth - truth.mean(-1, keepdim=True)).abs().max())
-    return max(exam.tolerance, 1e-4 * scale)
-
-
 def _judge_drafts(
-    exam: Examination, name: str, probe: Probe, truth: Tensor, right: str, symptom: str, cause: str, fix: str
+    exam: Examination, name: str, probe: Probe, known: Known, right: str, symptom: str, cause: str, fix: str
 ) -> Finding:
     """Compare drafts with those on clean input; a wrong answer's evidence goes by depth."""
 
     def wrong(answer: Tensor) -> Finding:
-        evidence: dict[str, Any] = {"rows_expected": len(truth), "rows_given": len(answer)}
-        if answer.shape == truth.shape:
-            evidence["errors_by_depth"] = (answer - truth).abs().amax(-1).tolist()
-            agree = (answer.argmax(-1) == truth.argmax(-1)).float().mean()
+        evidence: dict[str, Any] = {"rows_expected": len(known.values), "rows_given": len(answer)}
+        if answer.shape == known.values.shape:
+            evidence["error_over_rounding_by_depth"] = known.excess(answer).tolist()
+            agree = (answer.argmax(-1) == known.values.argmax(-1)).float().mean()
             evidence["same_favourite"] = f"{float(agree):.0%}"
         return Finding(name, "problem", "draft", symptom=symptom, evidence=evidence, cause=cause, fix=fix)
 
-    tolerance = _draft_tolerance(exam, truth)
-    return judge(exam, name, probe, truth, STAGES, tolerance=tolerance, right=right, wrong=wrong)
+    return judge(exam, name, probe, known, STAGES, right=right, wrong=wrong)
 
 
 @check(
-    "later_drafts", "draft", "D11", "are drafts of later rounds, after rejections, still the drafter's own", cost=12,
+    "later_drafts", "draft", "D11", "are drafts of later rounds, after rejections, still the drafter's own", cost=8,
     unless=[needs("draft")],
 )  # fmt: skip
 def later_drafts(exam: Examination) -> Iterator[Finding]:
     """Three rounds along the target's own text, wrong branches in each; the second and third draft."""
-    text = [*exam.prompt, *exam.text]
-    starts = (len(exam.prompt) + 3, len(exam.prompt) + 4)
+    text, length = exam.material.written, len(exam.material.prompt)
 
     def probe(port: Any) -> Tensor:
         return torch.cat(list(_drafts_along(exam, port))[1:])
 
-    truth = torch.cat([clean_draft(exam, text[:end]) for end in starts])
     yield _judge_drafts(
-        exam, "later_drafts", probe, truth,
+        exam, "later_drafts", probe, Known.joined([known_draft(exam, text[: length + i]) for i in (3, 4)]),
         right="the drafter's context holds the committed text and nothing else",
         symptom="drafts after a round are not the drafter's own",
         cause="the drafter's context holds rows that are not the committed text's, or lacks some",
@@ -100,18 +212,17 @@ def later_drafts(exam: Examination) -> Iterator[Finding]:
 
 def _drafts_along(exam: Examination, port: Any) -> Iterator[Tensor]:
     """Drafts of three rounds that accept 2, 0 and 0 drafts of the target's text."""
+    material = exam.material
     state = exam.prefilled(port)
-    yield port.draft(state, exam.prompt[-1])
-    port.verify(state, exam.tree)
-    state = port.commit(state, exam.tree.path(4))
-    anchor = exam.text[2]
+    yield port.draft(state, material.prompt[-1])
+    port.verify(state, material.tree)
+    state = port.commit(state, material.tree.path(4))
+    anchor, after = material.text[2:4]
     yield port.draft(state, anchor)
-    vocab = exam.pair.embeddings.vocab_size
-    wrong = [(exam.text[3] + i) % vocab for i in (1, 2)]
-    tree = DraftTree.from_parents([anchor, *wrong, exam.text[3]], [-1, 0, 0, 0])
-    port.verify(state, tree)
+    wrong = [(after + i) % material.vocab_size for i in (1, 2)]
+    port.verify(state, DraftTree.from_parents([anchor, *wrong, after], [-1, 0, 0, 0]))
     state = port.commit(state, [0])
-    yield port.draft(state, exam.text[3])
+    yield port.draft(state, after)
 
 
 @check(
@@ -119,16 +230,14 @@ def _drafts_along(exam: Examination, port: Any) -> Iterator[Tensor]:
     unless=[needs("draft")],
 )  # fmt: skip
 def second_run(exam: Examination) -> Iterator[Finding]:
-    text = exam.before(3)
-    anchor = exam.text[2]
+    anchor = exam.material.text[2]
 
     def probe(port: Any) -> Tensor:
-        port.draft(exam.prefilled(port), exam.prompt[-1])
+        port.draft(exam.prefilled(port), exam.material.prompt[-1])
         return port.draft(exam.prefilled(port, 3), anchor)
 
-    truth = clean_draft(exam, [*text, anchor])
     yield _judge_drafts(
-        exam, "second_run", probe, truth,
+        exam, "second_run", probe, known_draft(exam, [*exam.material.before(3), anchor]),
         right="a second run drafts as if it were the first",
         symptom="the second prompt is drafted otherwise than the first would be",
         cause="the drafter's context of an earlier run is still there",
@@ -137,32 +246,39 @@ def second_run(exam: Examination) -> Iterator[Finding]:
 
 
 @check(
-    "tap_offsets", "draft", "D9", "are the taps of the drafter's config the ones it was trained with", cost=48,
+    "tap_offsets", "draft", "D9", "are the taps of the drafter's config the ones it was trained with", cost=75,
     unless=[needs_dflash],
 )  # fmt: skip
 def tap_offsets(exam: Examination) -> Iterator[Finding]:
     """Acceptance along the target's own text with every tap one layer earlier, as it is, one layer later."""
     last = len(decoder_layers(exam.target)) - 1
     ids = exam.pair.drafter.tap_layer_ids
-    means = {}
-    for offset in (-1, 0, 1):
-        moved = [min(max(i + offset, 0), last) for i in ids]
-        kept = [accepted for accepted, _ in rounds_on_clean_text(exam, moved)]
-        means[f"{offset:+d}"] = sum(kept) / len(kept)
+    kept = {
+        f"{offset:+d}": Acceptance(
+            *zip(*rounds_on_clean_text(exam, [min(max(i + offset, 0), last) for i in ids]), strict=True)
+        )
+        for offset in (-1, 0, 1)
+    }
+    means = {name: each.emitted_tokens - 1 for name, each in kept.items()}
     best = max(means, key=lambda name: means[name])
-    if best != "+0" and means[best] > 1.25 * means["+0"] + 0.25:
+    evidence = {"accepted_drafts_by_offset": means, "rounds": len(kept["+0"].accepted)}
+    # A few rounds differ by chance: only intervals that lie apart count.
+    if kept[best].interval()[0] > kept["+0"].interval()[1]:
         yield Finding(
             "tap_offsets", "problem", "draft",
             symptom=f"with taps moved by {best} the drafter accepts more",
-            evidence={"accepted_drafts_by_offset": means},
+            evidence=evidence,
             cause="target_layer_ids in the drafter's config count layers otherwise than hidden_states[i + 1]",
             fix="move every id by the offset named here, or ask whoever published the drafter",
         )  # fmt: skip
         return
     yield Finding(
-        "tap_offsets", "ok", "draft", symptom=f"accepted drafts by offset: {_listed(means)}",
-        evidence={"accepted_drafts_by_offset": means},
-    )  # fmt: skip
+        "tap_offsets",
+        "ok",
+        "draft",
+        symptom=f"accepted drafts by offset: {_listed(means)}",
+        evidence=evidence,
+    )
 
 
 def _listed(means: dict[str, float]) -> str:
@@ -176,14 +292,19 @@ def rounds_on_clean_text(
 
     Teacher-forced: every draft is made afresh from clean taps of the true text before it.
     """
+    material = exam.material
+    key = tuple(exam.pair.drafter.tap_layer_ids if tap_layer_ids is None else tap_layer_ids)
+    if key in material.rounds:
+        return material.rounds[key]
     rounds = []
     done = 0  # tokens of the continuation that are written
-    while done < len(exam.text) - 1:
-        text = [*exam.prompt, *exam.text[:done]]
-        tree = build_tree(clean_draft(exam, text, tap_layer_ids), TREE_BUDGET, text[-1])
-        accepted = accepted_along(tree, exam.text[done:])
+    while done < len(material.text) - 1:
+        text = [*material.prompt, *material.text[:done]]
+        tree = build_tree(clean_draft(exam, text, key), TREE_BUDGET, text[-1])
+        accepted = accepted_along(tree, material.text[done:])
         rounds.append((accepted, tree.depth))
         done += accepted + 1
+    material.rounds[key] = rounds
     return rounds
 
 

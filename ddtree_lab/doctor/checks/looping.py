@@ -11,69 +11,62 @@ from torch import Tensor
 
 from ddtree_lab.decode import generate
 from ddtree_lab.doctor.bugs.base import dflash, replaced
-from ddtree_lab.doctor.checks.base import check, judge, needs
+from ddtree_lab.doctor.checks.base import check, needs
 from ddtree_lab.doctor.checks.static import needs_dflash
+from ddtree_lab.doctor.checks.texts import judge_texts
 from ddtree_lab.doctor.examination import Examination
+from ddtree_lab.doctor.loop import cut
+from ddtree_lab.doctor.material import NUM_TEXT_TOKENS
 from ddtree_lab.doctor.report import Finding
+from ddtree_lab.doctor.truth import Truth
 
-STAGES = ("cache", "mask", "verify", "commit", "draft", "walk")
-NUM_TOKENS = 40
+STAGES = ("walk", "commit", "verify", "mask", "cache", "draft")
+NUM_TOKENS = NUM_TEXT_TOKENS
 SEED = 20
-TEMPERATURE = 2.0  # high: at 1 a confident target may draw what the argmax would be
+TEMPERATURE = 3.0  # high: at 1 a confident target may draw what the argmax would be
 
 
 def no_end(exam: Examination) -> str:
     return "" if exam.pair.eos_token_ids else "the pair has no end-of-sequence token"
 
 
-def _padded(token_ids: list[int], length: int) -> Tensor:
-    """Token ids as a row that shows a wrong length too: −1 where there is none, what is too much in the last column."""
-    row = token_ids[:length] + [-1] * (length - len(token_ids))
-    return torch.tensor([*row, len(token_ids)], dtype=torch.float64)
+def _text_check(
+    exam: Examination, name: str, max_new_tokens: int, *, right: str, wrong: str, cause: str, fix: str,
+    temperature: float = 0.0, truth: Truth | None = None,
+) -> Finding:  # fmt: skip
+    """A text written by the port's own loop."""
+    expected = (
+        _plain(exam, max_new_tokens, temperature) if truth or temperature else _greedy(exam, max_new_tokens)
+    )
+    prompt = torch.tensor([exam.material.prompt])
+    return judge_texts(
+        exam, name, lambda port: [port.generate(prompt, max_new_tokens, temperature, SEED)], max_new_tokens, STAGES,
+        expected=[expected], right=right, wrong=wrong, cause=cause, fix=fix, temperature=temperature,
+        seed=SEED, truth=truth, ends=exam.pair.eos_token_ids, key=f"{name} {max_new_tokens}",
+    )  # fmt: skip
 
 
-def _first_difference(answer: Tensor, truth: Tensor) -> dict[str, Any]:
-    differs = (answer != truth).nonzero()[:, 0].tolist()
-    index = differs[0]
-    if index == len(truth) - 1:
-        return {"tokens": int(answer[-1]), "expected_tokens": int(truth[-1])}
-    return {
-        "first_difference_at_new_token": index,
-        "token": int(answer[index]),
-        "expected": int(truth[index]),
-        "tokens": int(answer[-1]),
-        "expected_tokens": int(truth[-1]),
-    }
+def _greedy(exam: Examination, max_new_tokens: int) -> list[int]:
+    return cut(exam.material.text, max_new_tokens, exam.pair.eos_token_ids)
 
 
-def _text_check(exam: Examination, name: str, temperature: float, max_new_tokens: int, right: str, wrong: str,
-                cause: str, fix: str) -> Finding:  # fmt: skip
+def _plain(exam: Examination, max_new_tokens: int, temperature: float) -> list[int]:
+    """What plain decoding writes, under the hooks of the moment."""
     plain = generate(
-        exam.pair, exam.prompt, method="autoregressive", max_new_tokens=max_new_tokens,
+        exam.pair, exam.material.prompt, method="autoregressive", max_new_tokens=max_new_tokens,
         temperature=temperature, seed=SEED,
     )  # fmt: skip
-    exam.num_forwards += max_new_tokens
-    truth = _padded(list(plain.token_ids), max_new_tokens)
-
-    def probe(port: Any) -> Tensor:
-        prompt = torch.tensor([exam.prompt])
-        return _padded(port.generate(prompt, max_new_tokens, temperature, SEED), max_new_tokens)
-
-    return judge(
-        exam, name, probe, truth, STAGES, tolerance=0.0, right=right,
-        wrong=lambda answer: Finding(
-            name, "problem", "walk", symptom=wrong, evidence=_first_difference(answer, truth), cause=cause, fix=fix
-        ),
-    )  # fmt: skip
+    exam.material.truth.num_forwards += max_new_tokens
+    return list(plain.token_ids)
 
 
 @check(
-    "greedy_text", "walk", "D16 D26", "is the greedy text the target's own, token for token", cost=120,
+    "greedy_text", "walk", "D16 D26", "is the greedy text the target's own, token for token", cost=30,
     unless=[needs("generate")],
 )  # fmt: skip
 def greedy_text(exam: Examination) -> Iterator[Finding]:
     yield _text_check(
-        exam, "greedy_text", 0.0, NUM_TOKENS,
+        exam, "greedy_text", NUM_TOKENS,
         right="the text is plain decoding's",
         wrong="the greedy text is not the target's own",
         cause="the walk takes other tokens than the target's, or the loop hands on a wrong anchor",
@@ -81,12 +74,12 @@ def greedy_text(exam: Examination) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-@check("length", "walk", "D21", "is max_new_tokens exact", cost=40, unless=[needs("generate")])
+@check("length", "walk", "D21", "is max_new_tokens exact", cost=12, unless=[needs("generate")])
 def length(exam: Examination) -> Iterator[Finding]:
     """A limit that falls into the middle of rounds."""
     findings = [
         _text_check(
-            exam, "length", 0.0, limit,
+            exam, "length", limit,
             right="a limit inside a round is kept",
             wrong=f"max_new_tokens={limit} is not kept",
             cause="a round's tokens are all emitted before the limit is looked at",
@@ -98,15 +91,15 @@ def length(exam: Examination) -> Iterator[Finding]:
 
 
 @check(
-    "end_of_sequence", "walk", "D21", "does the text stop at its first end of sequence", cost=80,
+    "end_of_sequence", "walk", "D21", "does the text stop at its first end of sequence", cost=30,
     unless=[needs("generate"), no_end],
 )  # fmt: skip
 def end_of_sequence(exam: Examination) -> Iterator[Finding]:
     """An end of sequence that is drafted and accepted in the middle of a path."""
-    end, at = min(exam.pair.eos_token_ids), len(exam.prompt) + 6
-    with saying(exam, {at: end} | {at + i: exam.text[0] for i in range(1, NUM_TOKENS)}):
+    end, at = min(exam.pair.eos_token_ids), len(exam.material.prompt) + 6
+    with saying(exam, {at: end} | {at + i: exam.material.text[0] for i in range(1, NUM_TOKENS)}):
         yield _text_check(
-            exam, "end_of_sequence", 0.0, NUM_TOKENS,
+            exam, "end_of_sequence", NUM_TOKENS, truth=Truth(exam.target, len(exam.material.prompt)),
             right="nothing comes after it",
             wrong="the text goes on after an end of sequence, or stops before it",
             cause="accepted drafts after an end of sequence are emitted, or only the bonus token is looked at",
@@ -115,15 +108,15 @@ def end_of_sequence(exam: Examination) -> Iterator[Finding]:
 
 
 @check(
-    "token_values", "walk", "D26", "is any token dropped for its value", cost=80,
+    "token_values", "walk", "D26", "is any token dropped for its value", cost=40,
     unless=[needs("generate"), needs_dflash],
 )  # fmt: skip
 def token_values(exam: Examination) -> Iterator[Finding]:
     """The drafter's mask token, which is a token like any other, in the middle of the text."""
-    mask_token_id, at = dflash(exam.pair).config.mask_token_id, len(exam.prompt) + 3
+    mask_token_id, at = dflash(exam.pair).config.mask_token_id, len(exam.material.prompt) + 3
     with saying(exam, {at: mask_token_id, at + 1: mask_token_id}):
         yield _text_check(
-            exam, "token_values", 0.0, 12,
+            exam, "token_values", 12, truth=Truth(exam.target, len(exam.material.prompt)),
             right="also the mask token is emitted if the target says it",
             wrong="tokens the target wrote are missing",
             cause="output tokens that equal the mask id are deleted",
@@ -142,7 +135,8 @@ def saying(exam: Examination, tokens: Mapping[int, int]) -> Iterator[None]:
     def note(module: Any, args: Any, kwargs: Any) -> None:
         given = kwargs.get("position_ids")
         if given is None:  # the first forward of a text
-            given = torch.arange(kwargs.get("input_ids", args[0] if args else None).shape[1])[None]
+            read = kwargs.get("input_ids") if kwargs.get("inputs_embeds") is None else kwargs["inputs_embeds"]
+            given = torch.arange((args[0] if read is None else read).shape[1])[None]
         positions[:] = [given[0] if given.ndim == 3 else given]
 
     def bias_target(module: Any, args: Any, logits: Tensor) -> Tensor:
@@ -178,7 +172,7 @@ def _biased(logits: Tensor, positions: Tensor, tokens: Mapping[int, int]) -> Ten
     return said
 
 
-@check("sampled_text", "walk", "D21", "is sampled text the target's own draw, with the same noise", cost=120,
+@check("sampled_text", "walk", "D21", "is sampled text the target's own draw, with the same noise", cost=80,
        unless=[needs("generate")])  # fmt: skip
 def sampled_text(exam: Examination) -> Iterator[Finding]:
     """Token-identical for ports that key noise by (seed, position), as this package does.
@@ -194,7 +188,7 @@ def sampled_text(exam: Examination) -> Iterator[Finding]:
         )
         return
     yield _text_check(
-        exam, "sampled_text", TEMPERATURE, NUM_TOKENS,
+        exam, "sampled_text", NUM_TOKENS, temperature=TEMPERATURE,
         right="identical to plain sampling with the same seed",
         wrong="sampled text is not plain sampling's with the same seed",
         cause="the temperature does not reach the verifier, or tokens are accepted by another rule than a draw",
@@ -215,11 +209,11 @@ def not_own_noise(exam: Examination) -> str:
        unless=[needs("generate"), not_own_noise])  # fmt: skip
 def distribution(exam: Examination) -> Iterator[Finding]:
     """χ² of the second new token against the target's own distribution, over seeds with the same first token."""
-    prompt = torch.tensor([exam.prompt])
+    prompt = torch.tensor([exam.material.prompt])
     drawn = [exam.port.generate(prompt, 2, 1.0, seed) for seed in range(NUM_DRAWS)]
     first = max({row[0] for row in drawn}, key=lambda token: sum(row[0] == token for row in drawn))
     seconds = [row[1] for row in drawn if row[0] == first and len(row) > 1]
-    p_value = chi_square(seconds, exam.truth([*exam.prompt, first]).softmax(-1))
+    p_value = chi_square(seconds, exam.material.truth.logits([*exam.material.prompt, first]).softmax(-1))
     if p_value < SMALLEST_P:
         yield Finding(
             "distribution", "problem", "walk",

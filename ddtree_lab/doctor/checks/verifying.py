@@ -3,95 +3,155 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from ddtree_lab.doctor.checks.base import check, follows, judge, row_errors
-from ddtree_lab.doctor.examination import Examination, PortError
+from ddtree_lab.doctor.checks.base import Unseen, check, follows, judge, needs_layers, row_errors
+from ddtree_lab.doctor.examination import Examination
+from ddtree_lab.doctor.forcing import watched
+from ddtree_lab.doctor.guarded import PortError
 from ddtree_lab.doctor.report import Finding
-from ddtree_lab.stages.forward import decoder_layers
+from ddtree_lab.doctor.truth import Known, row_distance
 from ddtree_lab.stages.tree import DraftTree
 
-STAGES = ("cache", "mask", "verify")
-MOVED = 1e-4  # relative change of a hidden row that is no rounding
+STAGES = ("mask", "verify", "cache")
 
 
-@check("anchor_alone", "verify", "D26", "is the anchor alone scored as the target itself would", cost=3)
+@check("anchor_alone", "verify", "D26", "is the anchor alone scored as the target itself would", cost=4)
 def anchor_alone(exam: Examination) -> Iterator[Finding]:
-    tree = DraftTree.from_parents(exam.prompt[-1:], [-1])
+    tree = DraftTree.from_parents(exam.material.prompt[-1:], [-1])
 
     def probe(port: Any) -> Tensor:
         return port.verify(exam.prefilled(port), tree)
 
+    known = exam.material.known(tree, exam.material.before())
     yield judge(
-        exam, "anchor_alone", probe, exam.truth_of(tree, exam.before()), STAGES,
+        exam, "anchor_alone", probe, known, STAGES,
         right="prefill and the first token are right",
         wrong=lambda answer: Finding(
             "anchor_alone", "problem", "verify",
             symptom="already the first token after the prompt is wrong, without any tree",
-            evidence={"argmax": int(answer[0].argmax()), "target": int(exam.truth(exam.prompt).argmax())},
+            evidence={
+                **row_errors(known, answer),
+                "argmax": int(answer[0].argmax()), "target": int(known.values[0].argmax()),
+            },
             cause="the prefill, or what the cache holds after it, is wrong",
             fix="compare one forward of the prompt with and without the cache",
         ),
     )  # fmt: skip
 
 
-@check("chain", "verify", "D24 D2", "is a tree without branches scored like plain text", cost=12)
+@check("chain", "verify", "D24 D2", "is a tree without branches scored like plain text", cost=4)
 def chain(exam: Examination) -> Iterator[Finding]:
-    spine = [exam.prompt[-1], *exam.text[:7]]
+    spine = exam.material.spine(0, 8)
     tree = DraftTree.from_parents(spine, np.arange(-1, len(spine) - 1))
 
     def probe(port: Any) -> Tensor:
         return port.verify(exam.prefilled(port), tree)
 
+    known = exam.material.known(tree, exam.material.before())
     yield judge(
-        exam, "chain", probe, exam.truth_of(tree, exam.before()), STAGES,
+        exam, "chain", probe, known, STAGES,
         right="a chain of 8 is right",
-        wrong=partial(_wrong_nodes, exam, "chain", tree),
+        wrong=partial(_wrong_nodes, exam, "chain", tree, known),
     )  # fmt: skip
 
 
 @check(
-    "node_against_path", "verify", "D3 D5 D6 D8", "is each node of a branching tree scored as its path alone would be",
-    cost=24,
+    "layer_by_layer", "verify", "D3 D5 D7", "given clean input, which layers answer otherwise than for the path alone",
+    cost=30, unless=[needs_layers],
 )  # fmt: skip
-def node_against_path(exam: Examination) -> Iterator[Finding]:
-    def probe(port: Any) -> Tensor:
-        return port.verify(exam.prefilled(port), exam.tree)
+def layer_by_layer(exam: Examination) -> Iterator[Finding]:
+    """The sharpest check: no error of one layer reaches another, nor does its rounding."""
+    material, tree = exam.material, exam.material.tree
+    rows = material.layer_rows(tree, material.before())
+    known = Known(rows.outputs.flatten(0, 1), rows.slack.flatten())
+
+    def wrong(answer: Tensor) -> Finding:
+        excess = known.excess(answer).unflatten(0, rows.slack.shape)  # [layer, node]
+        layers = tuple((excess > 1).any(1).nonzero()[:, 0].tolist())
+        nodes = (excess > 1).any(0).nonzero()[:, 0].tolist()
+        kinds = ", ".join(sorted({exam.kinds[i] for i in layers}))
+        return Finding(
+            "layer_by_layer", "problem", "verify", layers,
+            symptom=f"on clean input {kinds} layers answer wrongly for nodes {nodes}",
+            evidence={
+                "largest_error_over_rounding": float(excess.max()),
+                "matrix": _matrix(exam, _relative(answer - known.values, known.values, rows.slack.shape),
+                                  "error of each layer's answer on clean input, by node"),
+            },
+            cause=_signature(tree, nodes)[0],
+            fix=_signature(tree, nodes)[1],
+        )  # fmt: skip
 
     yield judge(
-        exam, "node_against_path", probe, exam.truth_of(exam.tree, exam.before()), STAGES,
-        right=f"all nodes within {exam.tolerance:.2g} of their paths alone",
-        wrong=partial(_wrong_nodes, exam, "node_against_path", exam.tree),
+        exam, "layer_by_layer", lambda port: layer_answers(exam, port, tree).flatten(0, 1), known, STAGES,
+        right=f"{len(exam.kinds)} layers × {tree.num_nodes} nodes within rounding",
+        wrong=wrong,
     )  # fmt: skip
 
 
-def _mirrored(tree: DraftTree) -> DraftTree:
-    """Another tree of the same size: its branches come in another order."""
-    return DraftTree.from_parents(tree.token_ids, [-1, 0, 1, 1, 0, 4, 4, 6, 2])
+def layer_answers(exam: Examination, port: Any, tree: DraftTree) -> Tensor:
+    """What each layer answers for the nodes when it is given clean input, [layer, node, hidden]."""
+    before, tokens = exam.material.before(), tuple(tree.token_ids.tolist())
+    with watched(exam.target, exam.material.clean_inputs(tree, before)) as seen:
+        port.verify(exam.prefilled(port), tree)
+    rows, prompt = (seen.rows(of, len(exam.kinds)) for of in (tokens, tuple(before)))
+    if rows is None or prompt is None or rows.shape[1] != tree.num_nodes:
+        raise Unseen(
+            "verify", "does not run the tree's nodes as the rows of one pass through the target's layers"
+        )
+    return rows
 
 
-def _wrong_nodes(exam: Examination, name: str, tree: DraftTree, answer: Tensor) -> Finding:
+def _relative(apart: Tensor, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return (apart.norm(dim=-1) / rows.norm(dim=-1).clamp(min=1e-9)).unflatten(0, shape)
+
+
+def _matrix(exam: Examination, values: Tensor, caption: str) -> dict[str, Any]:
+    """Layers × nodes, for the heat map."""
+    return {
+        "layers": list(range(len(values))),
+        "kinds": exam.kinds,
+        "moved": [[round(value, 4) for value in row] for row in values.tolist()],
+        "caption": caption,
+    }
+
+
+@check(
+    "node_against_path", "verify", "D3 D5 D6 D8", "is each node of a branching tree scored as its path alone would be",
+    cost=22,
+)  # fmt: skip
+def node_against_path(exam: Examination) -> Iterator[Finding]:
+    def probe(port: Any) -> Tensor:
+        return port.verify(exam.prefilled(port), exam.material.tree)
+
+    known = exam.material.known(exam.material.tree, exam.material.before())
+    yield judge(
+        exam, "node_against_path", probe, known, STAGES,
+        right=f"all {exam.material.tree.num_nodes} nodes within rounding of their paths alone",
+        wrong=partial(_wrong_nodes, exam, "node_against_path", exam.material.tree, known),
+    )  # fmt: skip
+
+
+def _wrong_nodes(exam: Examination, name: str, tree: DraftTree, known: Known, answer: Tensor) -> Finding:
     """Which nodes are wrong, and what the first wrong one says."""
-    truth = exam.truth_of(tree, exam.before())
-    errors = (answer - truth).abs().amax(-1)
-    wrong = (errors > exam.tolerance).nonzero()[:, 0].tolist()
-    same = int((answer.argmax(-1) == truth.argmax(-1)).sum())
-    first = wrong[0]
+    wrong = (known.excess(answer) > 1).nonzero()[:, 0].tolist()
+    same = int((answer.argmax(-1) == known.values.argmax(-1)).sum())
     cause, fix = _signature(tree, wrong)
+    gap = known.values[wrong[0]].topk(2).values
     return Finding(
         name, "problem", "verify", _leaking_layers(exam),
-        symptom=f"{len(wrong)} of {len(truth)} nodes are wrong, the first is node {first}",
+        symptom=f"{len(wrong)} of {tree.num_nodes} nodes are wrong, the first is node {wrong[0]}",
         evidence={
-            "errors": [round(float(error), 4) for error in errors],
-            "tolerance": exam.tolerance,
-            "argmax_as_the_target": f"{same} of {len(truth)}",
+            **row_errors(known, answer),
+            "argmax_as_the_target": f"{same} of {tree.num_nodes}",
+            "gap_at_the_first": float(gap[0] - gap[1]),
         },
         cause=cause,
         fix=fix,
@@ -99,10 +159,10 @@ def _wrong_nodes(exam: Examination, name: str, tree: DraftTree, answer: Tensor) 
 
 
 def _leaking_layers(exam: Examination) -> tuple[int, ...]:
-    """Layers of the kind in which the leak starts, if it can be seen."""
+    """Layers of the kind in which a leak starts, if it can be seen."""
     with suppress(PortError, ValueError):
         leak = leaks(exam)
-        if leak is not None and leak.layers:
+        if leak.layers:
             return exam.layers_of(exam.kinds[leak.layers[0]])
     return ()
 
@@ -123,40 +183,27 @@ def _signature(tree: DraftTree, wrong: list[int]) -> tuple[str, str]:
     return ("nodes deeper in the tree are wrong", "check positions, the mask and the convolution windows")
 
 
-def unhooked(exam: Examination) -> str:
-    try:
-        decoder_layers(exam.target)
-    except ValueError:
-        return "the target's layers cannot be found"
-    return ""
-
-
 @check(
-    "layer_attribution", "verify", "D7", "which layers let a node see what is not on its path", cost=4,
-    unless=[unhooked],
+    "layer_attribution", "verify", "D7", "which layers let a node see what is not on its path", cost=10,
+    unless=[needs_layers],
 )  # fmt: skip
 def layer_attribution(exam: Examination) -> Iterator[Finding]:
     """Change the token of node 1, a leaf: no other node's row may move in any layer."""
     try:
         leak = leaks(exam)
-    except PortError as error:
-        yield Finding("layer_attribution", "skipped", "verify", symptom=f"the port's {error}")
-        return
-    if leak is None:
-        reason = "the port does not run the nodes as the rows of one pass through the target's layers"
-        yield Finding("layer_attribution", "skipped", "verify", symptom=reason)
+    except PortError as failure:
+        yield Finding("layer_attribution", "skipped", "verify", symptom=f"the port's verify {failure.reason}")
         return
     if not leak.layers:
         right = "no row moves that does not hang below the change"
         yield Finding("layer_attribution", "ok", "verify", symptom=right)
         return
-    kind = exam.kinds[leak.layers[0]]
+    kinds = ", ".join(sorted({exam.kinds[i] for i in leak.layers}))
     finding = Finding(
-        "layer_attribution", "problem", "verify", exam.layers_of(kind),
-        symptom=f"nodes {list(leak.nodes)} move from layer {leak.layers[0]} ({kind}) on when the token of an "
-        "unrelated sibling changes",
-        evidence={"first_layer": leak.layers[0], "matrix": leak.matrix},
-        cause=f"{kind} layers let nodes see what is not on their path",
+        "layer_attribution", "problem", "verify", leak.layers,
+        symptom=f"nodes {list(leak.nodes)} move in {kinds} layers when the token of an unrelated sibling changes",
+        evidence={"matrix": leak.matrix},
+        cause=f"{kinds} layers let nodes see what is not on their path",
         fix="give these layers the tree: a mask for attention, the parent's state and ancestors' windows "
         "for recurrences",
     )  # fmt: skip
@@ -178,69 +225,55 @@ class Leak:
     matrix: dict[str, Any]
 
 
-def leaks(exam: Examination) -> Leak | None:
-    """Move node 1's token and see what moves with it; None if the pass is not rows through the target's layers."""
-    tree = exam.tree
+def leaks(exam: Examination) -> Leak:
+    """Change node 1's token and see in which layers, each on clean input, other nodes move with it.
+
+    Raises:
+        PortError: the port fails, or does not run the nodes as rows of one pass through the layers.
+    """
+    tree, before = exam.material.tree, exam.material.before()
     tokens = tree.token_ids.copy()
-    tokens[1] = (tokens[1] + 1) % exam.pair.embeddings.vocab_size
-    before = _hidden_rows(exam, tree)
-    after = _hidden_rows(exam, replace(tree, token_ids=tokens, _children=None))
-    if before is None or after is None:
-        return None
-    moved = (after - before).norm(dim=-1) / before.norm(dim=-1).clamp(min=1e-9)  # [layers, nodes]
-    moved = moved.where(moved > max(MOVED, 10 * exam.noise / exam.scale), 0.0)
-    elsewhere = moved.clone()
-    elsewhere[:, 1] = 0
-    matrix = {
-        "layers": list(range(len(moved))),
-        "kinds": exam.kinds,
-        "moved": [[round(value, 4) for value in row] for row in moved.tolist()],
-    }
+    tokens[1] = (tokens[1] + 1) % exam.material.vocab_size
+    answer = layer_answers(exam, exam.port, tree)
+    changed = layer_answers(exam, exam.port, replace(tree, token_ids=tokens, _children=None))
+    slack = exam.material.layer_rows(tree, before).slack
+    shape = slack.shape
+    moves = row_distance(changed.flatten(0, 1), answer.flatten(0, 1)).unflatten(0, shape) > slack
+    moves[:, 1] = False
+    relative = _relative((changed - answer).flatten(0, 1), answer.flatten(0, 1), shape)
+    shown = relative.where(moves, 0.0)
+    shown[:, 1] = relative[:, 1]
+    caption = "how far each node's row moves in each layer when node 1's token is changed"
     return Leak(
-        tuple((elsewhere > 0).any(1).nonzero()[:, 0].tolist()),
-        tuple((elsewhere > 0).any(0).nonzero()[:, 0].tolist()),
-        matrix,
+        tuple(moves.any(1).nonzero()[:, 0].tolist()),
+        tuple(moves.any(0).nonzero()[:, 0].tolist()),
+        _matrix(exam, shown, caption),
     )
 
 
-def _hidden_rows(exam: Examination, tree: DraftTree) -> Tensor | None:
-    """What each decoder layer returns for the nodes, [layers, nodes, hidden]; None if that is not what runs."""
-    rows: dict[int, list[Tensor]] = {}
-
-    def keep(layer_idx: int, module: Any, args: Any, output: Any) -> None:
-        hidden = output if isinstance(output, Tensor) else output[0]
-        rows.setdefault(layer_idx, []).append(hidden.detach().float().cpu())
-
-    state = exam.prefilled(exam.port)
-    layers = decoder_layers(exam.target)
-    with ExitStack() as stack:
-        for i, layer in enumerate(layers):
-            handle = layer.register_forward_hook(partial(keep, i))
-            stack.callback(handle.remove)
-        exam.port.verify(state, tree)
-    once = all(len(rows.get(i, ())) == 1 for i in range(len(layers)))
-    if not once or any(tuple(r[0].shape[:2]) != (1, tree.num_nodes) for r in rows.values()):
-        return None
-    return torch.stack([rows[i][0][0] for i in range(len(layers))])
+def _mirrored(tree: DraftTree) -> DraftTree:
+    """Another tree of the same size: its branches come in another order."""
+    return DraftTree.from_parents(tree.token_ids, [-1, 0, 1, 1, 0, 4, 4, 6, 2])
 
 
-@check("verifying_twice", "verify", "D18", "does verifying leave the state as it was", cost=4)
+@check("verifying_twice", "verify", "D18", "does verifying leave the state as it was", cost=3)
 def verifying_twice(exam: Examination) -> Iterator[Finding]:
     """Another tree of the same size first: what is left over of it shows in the second."""
+    tree = exam.material.tree
 
     def probe(port: Any) -> Tensor:
         state = exam.prefilled(port)
-        port.verify(state, _mirrored(exam.tree))
-        return port.verify(state, exam.tree)
+        port.verify(state, _mirrored(tree))
+        return port.verify(state, tree)
 
-    truth = exam.truth_of(exam.tree, exam.before())
+    known = exam.material.known(tree, exam.material.before())
     yield judge(
-        exam, "verifying_twice", probe, truth, STAGES,
+        exam, "verifying_twice", probe, known, STAGES,
         right="a second verify of the same state does not see the first",
         wrong=lambda answer: Finding(
             "verifying_twice", "problem", "verify",
             symptom="a tree is scored otherwise after another one was verified on the same state",
-            evidence=row_errors(exam, answer, truth),
+            evidence=row_errors(known, answer),
             cause="the verify pass writes into the state it reads, or a buffer of the first tree is still in use",
             fix="work on a fork of the cache, or restore it before returning; make mask and positions anew",
         ),
