@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ddtree_lab.doctor.truth import first_of, hidden_of, with_hidden
+from ddtree_lab.doctor.hooks import first_of, hidden_of, with_hidden
 from ddtree_lab.stages.forward import decoder_layers
 
 Tokens = tuple[int, ...]

@@ -9,19 +9,20 @@ the second what another order of sums does inside a layer (a decay summed over a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from ddtree_lab.compat import layer_tensors
+from ddtree_lab.doctor.hooks import disturbed, first_of, given_rows, hidden_of
 from ddtree_lab.stages.cache import make_cache
 from ddtree_lab.stages.forward import decoder_layers, run_target
 
@@ -160,7 +161,7 @@ class Truth:
         cache, first = make_cache(self.target), min(len(key), self.shortest)
         rows = []
         for start, end in ((0, first), *((i, i + 1) for i in range(first, len(key)))):
-            with _given(self.target, None if given is None else given[:, start:end]):
+            with given_rows(self.target, None if given is None else given[:, start:end]):
                 out = run_target(self.target, torch.tensor([key[start:end]]), cache, logits_to_keep=1)
             rows.append(out.logits[0, -1].float().cpu())
             if each is not None:
@@ -199,7 +200,7 @@ class Truth:
         """`_seen_by` one forward."""
         self.num_forwards += 1
         with (
-            _given(self.target, given),
+            given_rows(self.target, given),
             disturbed(self.target, reset=True) if is_disturbed else nullcontext(),
         ):
             return self._seen_by(lambda: run_target(self.target, ids, None, logits_to_keep=1))
@@ -231,7 +232,7 @@ class Truth:
         if (key, on_clean_input) not in self._states:
             given = self.layers(key).inputs if on_clean_input else None
             cache, moved = make_cache(self.target), make_cache(self.target)
-            with _given(self.target, given):
+            with given_rows(self.target, given):
                 run_target(self.target, torch.tensor([key]), cache, logits_to_keep=1)
                 with disturbed(self.target, reset=on_clean_input):
                     copies = torch.tensor([key] * (NUM_DISTURBED + 1))
@@ -273,22 +274,6 @@ def _common(one: Tokens, other: Tokens) -> int:
     )
 
 
-@contextmanager
-def _given(target: PreTrainedModel, rows: Tensor | None) -> Iterator[None]:
-    """The first rows of what each layer reads are `rows`, [layer, token, hidden], for the length of a block."""
-    with ExitStack() as stack:
-        for i, layer in enumerate(decoder_layers(target) if rows is not None else ()):
-            hook = partial(_give, rows[i])  # type: ignore[index]
-            stack.callback(layer.register_forward_pre_hook(hook, with_kwargs=True).remove)
-        yield
-
-
-def _give(rows: Tensor, module: Any, args: Any, kwargs: Any) -> Any:
-    hidden = hidden_of(args, kwargs).clone()
-    hidden[:, : len(rows)] = rows.to(hidden)
-    return with_hidden(args, kwargs, hidden)
-
-
 def slack_of(spread: Tensor, values: Tensor) -> Tensor:
     """Allowed differences from the spread of disturbed copies."""
     centred = values - values.mean(-1, keepdim=True)
@@ -304,59 +289,3 @@ def cache_rows(cache: Any) -> list[tuple[str, int, Tensor]]:
             step = max(1, min(tensor.shape[-1], tensor[0].numel() // STATE_WIDTHS))
             rows.append((name.partition("[")[0], i, tensor[..., ::step].float().cpu()))
     return rows
-
-
-class disturbed(ExitStack):  # noqa: N801 (a context manager that reads like a function)
-    """What enters each layer is moved by a unit in the last place, for the length of a block.
-
-    Args:
-        reset: before each layer all rows of the batch are set to the first one, which stays undisturbed: what
-            one layer makes of rounding. Otherwise it builds up from layer to layer.
-    """
-
-    def __init__(self, target: PreTrainedModel, *, reset: bool) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(0)
-        try:
-            layers: list[nn.Module] = list(decoder_layers(target))
-        except ValueError:
-            layers = []
-        if reset:
-            for layer in layers:
-                hook = partial(_reset_input, generator)
-                self.callback(layer.register_forward_pre_hook(hook, with_kwargs=True).remove)
-            return
-        for module in (target.get_input_embeddings(), *layers):
-            self.callback(module.register_forward_hook(partial(_move_output, generator)).remove)
-
-
-def _moved(hidden: Tensor, generator: torch.Generator) -> Tensor:
-    step = torch.finfo(hidden.dtype).eps * (2 * torch.rand(hidden.shape, generator=generator) - 1)
-    return (hidden.float() * (1 + step.to(hidden.device))).to(hidden.dtype)
-
-
-def _move_output(generator: torch.Generator, module: Any, args: Any, output: Any) -> Any:
-    moved = _moved(first_of(output), generator)
-    return moved if isinstance(output, Tensor) else (moved, *output[1:])
-
-
-def _reset_input(generator: torch.Generator, module: Any, args: Any, kwargs: Any) -> Any:
-    hidden = hidden_of(args, kwargs)
-    moved = _moved(hidden[:1].expand_as(hidden).contiguous(), generator)
-    moved[0] = hidden[0]
-    return with_hidden(args, kwargs, moved)
-
-
-def first_of(output: Any) -> Tensor:
-    """A layer's hidden states, whether or not it returns more."""
-    return output if isinstance(output, Tensor) else output[0]
-
-
-def hidden_of(args: Any, kwargs: Any) -> Tensor:
-    """The hidden states among a layer's arguments."""
-    return args[0] if args else kwargs["hidden_states"]
-
-
-def with_hidden(args: Any, kwargs: Any, hidden: Tensor) -> tuple[Any, Any]:
-    """A layer's arguments with other hidden states."""
-    return ((hidden, *args[1:]), kwargs) if args else ((), {**kwargs, "hidden_states": hidden})

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ddtree_lab.doctor.bugs import committing, drafting, looping, verifying
+from ddtree_lab.doctor.bugs import committing, drafting, looping, masking, verifying
 from ddtree_lab.doctor.bugs.base import Bug, BuggyPort
 
 __all__ = ["BUGS", "Bug", "BuggyPort", "find_bug"]
 
 BUGS: dict[str, Bug] = {
-    bug.name: bug for room in (verifying, committing, drafting, looping) for bug in room.BUGS
+    bug.name: bug for room in (masking, verifying, committing, drafting, looping) for bug in room.BUGS
 }
 
 

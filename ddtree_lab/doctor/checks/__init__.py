@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from ddtree_lab.doctor.checks import committing, drafting, looping, measuring, observing, static, verifying
+from ddtree_lab.doctor.checks import (
+    committing,
+    drafting,
+    looping,
+    measuring,
+    observing,
+    states,
+    static,
+    verifying,
+)
 from ddtree_lab.doctor.checks.base import REGISTER, Check
 
 __all__ = ["CHECKS", "Check"]
 
-ROOMS = (static, observing, verifying, committing, drafting, looping, measuring)
+ROOMS = (static, observing, verifying, states, committing, drafting, looping, measuring)
 CHECKS: dict[str, Check] = {
     name: check for room in ROOMS for name, check in REGISTER.items() if check.run.__module__ == room.__name__
 }

@@ -3,176 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ddtree_lab.doctor.checks.base import Hindrance, check, judge, needs, needs_recurrence, row_errors
+from ddtree_lab.doctor.checks.base import check, judge, row_errors
+from ddtree_lab.doctor.checks.states import STAGES, committed, most_accepted
 from ddtree_lab.doctor.examination import Examination
-from ddtree_lab.doctor.forcing import watched
-from ddtree_lab.doctor.guarded import Guarded
 from ddtree_lab.doctor.report import Finding
-from ddtree_lab.doctor.truth import Known, cache_rows
 from ddtree_lab.stages.cache import make_cache, sliding_windows
 from ddtree_lab.stages.tree import DraftTree
 
-STAGES = ("commit", "verify", "mask", "cache")
 NO_STATES = "give the port a cache(), and KV, conv and recurrent state are told apart"
-
-
-def conv_kernel(exam: Examination) -> int:
-    """K of the target's short convolutions, 4 where it has none."""
-    return int(getattr(exam.config, "linear_conv_kernel_dim", 4) or 4)
-
-
-def _most_accepted(exam: Examination) -> int:
-    """K + 3: past every window of the convolution."""
-    return conv_kernel(exam) + 3
-
-
-def _committed(exam: Examination, port: Any, tree: DraftTree, path: Sequence[int]) -> Any:
-    """A port's state after one round that accepts a path of the tree."""
-    state = exam.prefilled(port)
-    port.verify(state, tree)
-    return port.commit(state, path)
-
-
-# The cache's tensors, KV, conv and recurrent state apart
-
-Case = tuple[int, str, int, Tensor, float]  # accepted drafts, tensor's name, layer, its numbers, its slack
-
-
-def _fresh(exam: Examination, names: tuple[str, ...]) -> list[Case]:
-    """What the tensors of a cache should hold after accepting 0, 1, … drafts."""
-    before, most = exam.material.before(), _most_accepted(exam)
-    spine = exam.material.spine(0, most + 1)
-    truth, on_clean_input = exam.material.truth, _takes_clean_input(exam)
-    truth.states([*before, *spine], on_clean_input=on_clean_input)  # first, for all others begin like it
-    return [
-        (accepted, name, layer, rows, slack)
-        for accepted in range(most + 1)
-        for name, layer, rows, slack in truth.states(
-            [*before, *spine[: accepted + 1]], on_clean_input=on_clean_input
-        )
-        if name in names
-    ]
-
-
-def _takes_clean_input(exam: Examination) -> bool:
-    """Whether the port runs prompt and tree (or path) as forwards that can be given clean input."""
-    memo, material = exam.port.memo, exam.material
-    if "takes_clean_input" not in memo:
-        memo["takes_clean_input"] = False
-        if material.has_layers:
-            tree, before = material.tree, tuple(material.before())
-            path = tree.path(2)
-            tokens = (tuple(tree.token_ids.tolist()), tuple(tree.token_ids[path].tolist()))
-            with watched(exam.target, {before: None, tokens[0]: None, tokens[1]: None}) as seen:
-                _committed(exam, exam.port, tree, path)
-            memo["takes_clean_input"] = before in seen.outputs and any(t in seen.outputs for t in tokens)
-    return bool(memo["takes_clean_input"])
-
-
-def _held(exam: Examination, port: Guarded, names: tuple[str, ...]) -> list[Tensor]:
-    """The same tensors of a port; all of them come from the same rounds, which are run once."""
-    if "rounds" not in port.memo:
-        port.memo["rounds"] = _rounds_with_clean_input(exam, port)
-    return [rows for name, _, rows in port.memo["rounds"] if name in names]
-
-
-def _rounds_with_clean_input(exam: Examination, port: Guarded) -> list[tuple[str, int, Tensor]]:
-    """What a port's cache holds after accepting 0, 1, … drafts, its layers given clean input where they can be."""
-    material, most = exam.material, _most_accepted(exam)
-    tree = material.comb(0, most)
-    held: list[tuple[str, int, Tensor]] = []
-    for accepted in range(most + 1):
-        path = tree.path(2 * accepted)
-        clean = material.clean_inputs(tree, material.before(), path) if _takes_clean_input(exam) else {}
-        with watched(exam.target, clean) if clean else nullcontext():
-            held += cache_rows(port.cache(_committed(exam, port, tree, path)))
-    return held
-
-
-def _part_check(name: str, part: str, names: tuple[str, ...], detectors: str, question: str,
-                unless: list[Hindrance], cause: str, fix: str) -> None:  # fmt: skip
-    @check(name, "commit", detectors, question, cost=100, unless=[needs("cache"), *unless])
-    def run(exam: Examination) -> Iterator[Finding]:
-        cases = _fresh(exam, names)
-        if not cases:  # a recurrent layer need not have a convolution, nor the other way round
-            yield Finding(name, "skipped", "commit", symptom=f"the target's cache holds no {part}")
-            return
-        known = Known(torch.cat([(rows / slack).flatten() for *_, rows, slack in cases])[None], torch.ones(1))
-
-        def probe(port: Any) -> Tensor:
-            held = _held(exam, port, names)
-            slacks = [slack for *_, slack in cases] + [1.0] * len(held)
-            return torch.cat([(rows / slack).flatten() for rows, slack in zip(held, slacks, strict=False)])[
-                None
-            ]
-
-        yield judge(
-            exam, name, probe, known, STAGES,
-            key=f"states: {name}",
-            right=f"{part} after accepting 0 to {_most_accepted(exam)} drafts as after a fresh prefill",
-            wrong=lambda answer: _wrong_part(exam, name, part, cases, answer, cause, fix),
-        )  # fmt: skip
-
-
-def _wrong_part(exam: Examination, name: str, part: str, cases: list[Case], answer: Tensor, cause: str,
-                fix: str) -> Finding:  # fmt: skip
-    if answer.shape[1] != sum(rows.numel() for *_, rows, _ in cases):
-        return Finding(
-            name, "problem", "commit", symptom=f"the cache holds {part} of another size than a fresh prefill's",
-            evidence={"numbers": answer.shape[1], "expected": sum(rows.numel() for *_, rows, _ in cases)},
-            cause=cause, fix=fix,
-        )  # fmt: skip
-    by_accepted: dict[int, float] = {}
-    layers = set()
-    for (accepted, _, layer, rows, slack), held in zip(
-        cases, answer[0].split([rows.numel() for *_, rows, _ in cases]), strict=True
-    ):
-        error = float((held - (rows / slack).flatten()).abs().max())
-        by_accepted[accepted] = max(error, by_accepted.get(accepted, 0.0))
-        if error > 1:
-            layers.add(layer)
-    bad = [accepted for accepted, error in by_accepted.items() if error > 1]
-    return Finding(
-        name, "problem", "commit", tuple(sorted(layers)),
-        symptom=f"after accepting {bad} drafts the {part} in the cache is not what a fresh prefill gives",
-        evidence={"error_over_rounding_by_accepted_drafts": by_accepted},
-        cause=cause, fix=fix,
-    )  # fmt: skip
-
-
-_part_check(
-    "kv_rows", "KV", ("keys", "values"), "D1", "are the keys and values after a round the accepted path's",
-    [], "other rows than the accepted path's were kept, or in another order",
-    "append the accepted path's rows from the root down, and nothing else",
-)  # fmt: skip
-_part_check(
-    "conv_windows", "conv window", ("conv_states",), "D5 D1", "are the conv windows after a round the accepted path's",
-    [needs_recurrence], "the conv window holds inputs of rejected nodes, or misses accepted ones",
-    "rebuild the window from the accepted path's pre-convolution inputs, then the committed window",
-)  # fmt: skip
-_part_check(
-    "recurrent_states", "recurrent state", ("recurrent_states",), "D1 D15",
-    "is the recurrent state after a round the accepted path's",
-    [needs_recurrence], "the recurrent state holds what rejected nodes wrote, or was rounded",
-    "put back the state from before the pass and replay the accepted path, or take it from the tree's factors; "
-    "recurrent layers cannot be cropped",
-)  # fmt: skip
-
-
-# What the next token says about the state: ports without a cache() too
 
 
 def _next_tokens(exam: Examination, port: Any, cases: Sequence[tuple[DraftTree, list[int], int]]) -> Tensor:
     """Logits at a lone token after each committed path; a case is (tree, path, the token after it)."""
     rows = []
     for tree, path, token in cases:
-        state = _committed(exam, port, tree, path)
+        state = committed(exam, port, tree, path)
         rows.append(port.verify(state, DraftTree.from_parents([token], [-1]))[0])
     return torch.stack(rows)
 
@@ -182,7 +32,7 @@ def _next_tokens(exam: Examination, port: Any, cases: Sequence[tuple[DraftTree, 
 )  # fmt: skip
 def rollback(exam: Examination) -> Iterator[Finding]:
     """Accepted 0 to K + 3 along the text, then along a wrong branch; the rest of the tree is rejected each time."""
-    material, most = exam.material, _most_accepted(exam)
+    material, most = exam.material, most_accepted(exam)
     comb = material.comb(0, most)
     cases = [(comb, comb.path(2 * j), material.text[j]) for j in range(most + 1)]
     cases += [(material.tree, material.tree.path(node), material.prompt[-1]) for node in (3, 7)]

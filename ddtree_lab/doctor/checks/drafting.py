@@ -13,9 +13,10 @@ from ddtree_lab.doctor.bugs.base import dflash
 from ddtree_lab.doctor.checks.base import Unseen, check, judge, needs, row_errors
 from ddtree_lab.doctor.checks.static import needs_dflash
 from ddtree_lab.doctor.examination import Examination
+from ddtree_lab.doctor.hooks import disturbed
 from ddtree_lab.doctor.hypotheses import Probe
 from ddtree_lab.doctor.report import Finding
-from ddtree_lab.doctor.truth import NUM_DISTURBED, Known, disturbed, slack_of
+from ddtree_lab.doctor.truth import NUM_DISTURBED, Known, slack_of
 from ddtree_lab.stages.forward import decoder_layers, run_target
 from ddtree_lab.stages.tree import DraftTree, build_tree
 from ddtree_lab.stages.walk import walk_tree

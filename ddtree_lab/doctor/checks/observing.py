@@ -13,8 +13,9 @@ from ddtree_lab.doctor.checks.base import Unseen, check, follows, judge, needs_a
 from ddtree_lab.doctor.examination import Examination
 from ddtree_lab.doctor.forcing import watched
 from ddtree_lab.doctor.guarded import PortError
+from ddtree_lab.doctor.hooks import first_of
 from ddtree_lab.doctor.report import Finding
-from ddtree_lab.doctor.truth import Known, first_of, row_distance
+from ddtree_lab.doctor.truth import Known, row_distance
 from ddtree_lab.stages.cache import make_cache, sliding_windows
 from ddtree_lab.stages.forward import decoder_layers, run_target
 from ddtree_lab.stages.mask import build_mask

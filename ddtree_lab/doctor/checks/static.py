@@ -22,17 +22,48 @@ def needs_dflash(exam: Examination) -> str:
     return "" if is_dflash else "the drafter is no DFlash drafter and reads no hidden states"
 
 
-@check("cache_regime", "cache", "D22", "which cache layers the library gives this target", cost=0)
+@check(
+    "cache_regime",
+    "cache",
+    "D22",
+    "which cache layers the library gives this target, and what crop does to them",
+    cost=8,
+)
 def cache_regime(exam: Examination) -> Iterator[Finding]:
     import transformers
 
     report = describe_cache(exam.target)
     kinds = {layer.kind: layer.rollback for layer in report.layers}
+    cropped = cropping(exam)
     yield Finding(
         "cache_regime", "note", "cache",
-        symptom=", ".join(f"{kind} layers roll back by {way}" for kind, way in kinds.items()),
-        evidence={"transformers": transformers.__version__, "classes": sorted({la.class_name for la in report.layers})},
+        symptom=", ".join(f"{kind} layers roll back by {way}" for kind, way in kinds.items())
+        + f"; the library's own crop {cropped}",
+        evidence={
+            "transformers": transformers.__version__, "crop": cropped,
+            "classes": sorted({layer.class_name for layer in report.layers}),
+        },
     )  # fmt: skip
+
+
+def cropping(exam: Examination) -> str:
+    """What `Cache.crop` does on this target, tried out: two tokens are taken off a filled cache."""
+    text = exam.material.prompt
+    cache = make_cache(exam.target)
+    prefill(exam.target, torch.tensor([text[:-1]]), cache)
+    exam.material.truth.num_forwards += 2
+    try:
+        if hasattr(cache, "activate_past_recording"):
+            cache.activate_past_recording()
+        run_target(exam.target, torch.tensor([[text[-1], text[-1]]]), cache)
+        cache.crop(-2)
+        row = run_target(exam.target, torch.tensor([text[-1:]]), cache).logits[0, -1].float().cpu()
+    except Exception as error:  # whatever the library says to it
+        return f"is refused ({type(error).__name__})"
+    known = exam.material.truth.after([text])
+    if float(known.excess(row[None]).max()) <= 1:
+        return "is exact"
+    return f"leaves a wrong state without a word (logits off by {float((known.values[0] - row).abs().max()):.2g})"
 
 
 @check("devices", "loading", "D23", "is every parameter somewhere a pass can reach", cost=0)
