@@ -2,6 +2,7 @@
 #   make run    decode with the embedded pair, compare all methods, draw a round
 #   make test   the whole suite
 #   make test-matrix   what depends on transformers, on its oldest, a common and its newest version
+#   make bench       measure stages and decodes, and write docs/performance.md
 #   make lab         JupyterLab on the notebooks
 #   make notebooks   run the notebooks again from their sources; ARGS="01 04" for some of them
 # Options go through ARGS:  make run ARGS="--tree-budget 16 --temperature 1"
@@ -22,7 +23,7 @@ PACKAGES_newest := transformers
 # One worker a core; tests of one file are spread too, because a few files hold most of the time.
 PARALLEL := -n logical --maxprocesses 8 --dist worksteal
 
-.PHONY: test-matrix run test lab notebooks check pair clean
+.PHONY: bench test-matrix run test lab notebooks check pair clean
 
 run: .venv/.core
 	$(BIN)/ddtree-lab run $(ARGS)
@@ -43,6 +44,18 @@ lab: .venv/.notebook
 
 notebooks: .venv/.notebook
 	$(BIN)/python notebooks/build.py $(ARGS)
+
+# Every figure of docs/performance.md, on an idle machine: about ten minutes.
+BENCH := OMP_NUM_THREADS=1 $(BIN)/ddtree-lab bench
+bench: .venv/.notebook
+	rm -rf build/bench
+	$(BENCH) micro
+	$(BENCH) --prompts chat --limit 5 --temperatures 0,1 --out build/bench/sweep
+	$(BENCH) --prompts docs --limit 5 --temperatures 0,0.7 --out build/bench/sweep
+	$(BENCH) advise --prompts chat --limit 3
+	$(BENCH) advise --prompts docs --limit 3 --temperatures 0.7
+	$(BENCH) soak
+	$(BENCH) page
 
 check: .venv/.dev
 	$(BIN)/ruff format --check .

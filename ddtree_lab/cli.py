@@ -27,6 +27,7 @@ COMMANDS = {
     "survey": "what is exact on which architecture of the installed transformers",
     "plan": "would a pair fit, how would it be split, with which quantization",
     "synth": "random checkpoints of a target and its drafter in the published format",
+    "bench": "sweeps of whole decodes, stages against their floor, the budget that pays",
     "env": "versions, kernels, devices, and what each implies",
 }
 EXIT_USAGE, EXIT_INTERRUPTED = 2, 130

@@ -66,7 +66,7 @@ class Generation(Record):
     token_ids: tuple[int, ...]
     text: str
     method: str
-    tree_budget: int | None
+    tree_budget: int | str | None
     rounds: tuple[RoundSummary, ...]
     seconds: float
     prefill_seconds: float
@@ -115,7 +115,7 @@ def generate(
     pair: Pair,
     prompt_or_ids: str | Prompt | Sequence[int] | Tensor,
     method: str = "ddtree",
-    tree_budget: int = 32,
+    tree_budget: int | str = 32,
     max_new_tokens: int = 100,
     temperature: float = 0.0,
     top_k: int | None = None,
@@ -132,7 +132,9 @@ def generate(
         prompt_or_ids: text (put through the chat template), a bundled `Prompt`, or ids [P] or [1, P].
         method: `"autoregressive"` (one token a pass), `"dflash"` (chain) or `"ddtree"`. They give the
             same tokens; only the number of target passes differs.
-        tree_budget: drafted nodes a round at most, the root not counted.
+        tree_budget: drafted nodes a round at most, the root not counted. `"auto"`: every round takes the budget
+            that should emit most tokens a second, by what rounds cost here (measured at first use) and by
+            what the drafter expects.
         temperature: 0 is greedy. Above, noise is keyed by (seed, position), so sampled text is the same
             for every method too.
         top_k, top_p: as in `transformers`; they have no effect on greedy decoding.

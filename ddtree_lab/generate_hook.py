@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache, DynamicCache
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from ddtree_lab.pair import Pair
-from ddtree_lab.pipeline import Settings, State, node_prefix, run_round, start
+from ddtree_lab.pipeline import Settings, State, node_prefix, run_round, start, with_costs
 from ddtree_lab.sampling import Sampler
 from ddtree_lab.stages.cache import cache_length
 from ddtree_lab.stages.draft import Drafter
@@ -30,14 +30,14 @@ class DDTree:
 
     Args:
         drafter: the target's DFlash drafter, or an `NgramDrafter`, which any target can do with.
-        tree_budget: drafted nodes a round at most, the root not counted.
+        tree_budget: drafted nodes a round at most, the root not counted, or `"auto"`, as in `dl.generate`.
         method: `"ddtree"`, or `"dflash"` for the chain.
 
     Example:
         >>> pair.target.generate(**inputs, custom_generate=dl.DDTree(pair.drafter))  # doctest: +SKIP
     """
 
-    def __init__(self, drafter: Drafter, tree_budget: int = 32, *, method: str = "ddtree") -> None:
+    def __init__(self, drafter: Drafter, tree_budget: int | str = 32, *, method: str = "ddtree") -> None:
         Settings(method=method, tree_budget=tree_budget)  # complains about what it cannot use
         self.drafter = drafter
         self.tree_budget = tree_budget
@@ -78,6 +78,7 @@ class DDTree:
             ),
         )
         pair = Pair(model, self.drafter)
+        settings = with_costs(pair, settings)
         outputs = _Outputs(generation_config, settings.sampler)
         streamer = streamer or self._streamer_of_generate()
         state = start(pair, input_ids, settings)

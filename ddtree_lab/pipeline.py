@@ -20,6 +20,8 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from ddtree_lab.budget import AUTO, Pace
+from ddtree_lab.costs import RoundCosts, costs_of
 from ddtree_lab.pair import Pair
 from ddtree_lab.records import Record
 from ddtree_lab.sampling import Sampler
@@ -41,31 +43,35 @@ class Settings:
 
     Args:
         method: `"dflash"` (chain) or `"ddtree"`.
-        tree_budget: drafted nodes at most, the root not counted; the chain does not use it.
+        tree_budget: drafted nodes at most, the root not counted, or `"auto"`; the chain does not use it.
         max_new_tokens: exact, unless an end comes first.
         eos_token_ids: each ends the text and is its last token.
         stop: text so far (prompt included) → whether it ends here; asked after every token.
         verify_method: as in `verify_tree`.
+        costs: of a round, for `"auto"`.
     """
 
     method: str = "ddtree"
-    tree_budget: int = 32
+    tree_budget: int | str = 32
     max_new_tokens: int = 100
     sampler: Sampler = field(default_factory=Sampler)
     eos_token_ids: frozenset[int] = frozenset()
     stop: Callable[[tuple[int, ...]], bool] | None = None
     verify_method: str = "auto"
+    costs: RoundCosts | None = None
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether every round chooses its own budget."""
+        return self.method == "ddtree" and self.tree_budget == AUTO
 
     def __post_init__(self) -> None:
         if self.method not in ("dflash", "ddtree"):
             raise ValueError(f"method is {self.method!r}; choose 'autoregressive', 'dflash' or 'ddtree'.")
-        if (
-            not isinstance(self.tree_budget, int)
-            or isinstance(self.tree_budget, bool)
-            or self.tree_budget < 0
-        ):
+        budget = self.tree_budget
+        if budget != AUTO and (not isinstance(budget, int) or isinstance(budget, bool) or budget < 0):
             raise ValueError(
-                f"tree_budget is {self.tree_budget!r}; give a whole number of drafted nodes, 0 or more."
+                f"tree_budget is {budget!r}; give a whole number of drafted nodes, 0 or more, or {AUTO!r}."
             )
         if self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens is {self.max_new_tokens}; give at least 1.")
@@ -75,7 +81,7 @@ def settings_for(
     pair: Pair,
     *,
     method: str,
-    tree_budget: int,
+    tree_budget: int | str,
     max_new_tokens: int,
     temperature: float,
     top_k: int | None,
@@ -83,15 +89,23 @@ def settings_for(
     seed: int,
     verify_method: str,
 ) -> Settings:
-    """Settings from what a user says, the pair's ends of sequence added."""
-    return Settings(
-        method=method,
-        tree_budget=tree_budget,
-        max_new_tokens=max_new_tokens,
-        sampler=Sampler.from_settings(temperature, top_k, top_p, seed),
-        eos_token_ids=pair.eos_token_ids,
-        verify_method=verify_method,
+    """Settings from what a user says, the pair's ends of sequence added, and its costs where they are asked for."""
+    return with_costs(
+        pair,
+        Settings(
+            method=method,
+            tree_budget=tree_budget,
+            max_new_tokens=max_new_tokens,
+            sampler=Sampler.from_settings(temperature, top_k, top_p, seed),
+            eos_token_ids=pair.eos_token_ids,
+            verify_method=verify_method,
+        ),
     )
+
+
+def with_costs(pair: Pair, settings: Settings) -> Settings:
+    """Settings that know what a round costs, if they choose budgets by it."""
+    return replace(settings, costs=costs_of(pair)) if settings.is_adaptive else settings
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,6 +145,7 @@ class State:
         records: what the stages of this round have returned so far, by name.
         stage_seconds: their durations.
         first_logits: the logits that gave the first token, [1, vocab], until the first round.
+        pace: what the rounds so far have taught, where each chooses its own budget.
     """
 
     token_ids: tuple[int, ...]
@@ -142,6 +157,7 @@ class State:
     records: dict[str, Record] = field(default_factory=dict)
     stage_seconds: dict[str, float] = field(default_factory=dict)
     first_logits: Tensor | None = None
+    pace: Pace | None = None
 
     @property
     def anchor_token_id(self) -> int:
@@ -173,9 +189,11 @@ def start(pair: Pair, input_ids: Int[Tensor, "1 rows"], settings: Settings) -> S
     first = settings.sampler.choose(out.logits[0], [len(prompt)], lambda _: prompt)[0]
     token_ids, finish_reason = take_tokens(settings, prompt, len(prompt), (first,))
     context = extend_context(pair.drafter, None if out.taps is None else out.taps[0], token_ids=prompt)
+    pace = Pace(settings.costs) if settings.is_adaptive and settings.costs else None
     return State(
-        token_ids, len(prompt), cache, context, finish_reason=finish_reason, first_logits=out.logits[0]
-    )
+        token_ids, len(prompt), cache, context,
+        finish_reason=finish_reason, first_logits=out.logits[0], pace=pace,
+    )  # fmt: skip
 
 
 def advance(pair: Pair, settings: Settings, state: State) -> State:
@@ -204,7 +222,8 @@ def run_round(pair: Pair, settings: Settings, state: State) -> State:
 
 
 def _draft(pair: Pair, settings: Settings, state: State) -> tuple[Draft, dict[str, Any]]:
-    if state.remaining(settings) == 1:  # the target's own next token is all that is left to emit
+    is_last = state.remaining(settings) == 1  # the target's own next token is all that is left to emit
+    if is_last or (state.pace is not None and not state.pace.drafts):
         nothing = torch.empty(0, pair.embeddings.vocab_size)
         return Draft(nothing, state.anchor_token_id, state.context.num_rows), {}
     return draft_block(pair.drafter, pair.embeddings, state.context, state.anchor_token_id), {}
@@ -216,8 +235,10 @@ def _tree(pair: Pair, settings: Settings, state: State) -> tuple[DraftTree, dict
     logits = draft.logits[: state.remaining(settings) - 1]
     if settings.method == "dflash":
         tree = build_chain(logits, state.anchor_token_id)
+    elif state.pace is not None:
+        tree = state.pace.best_prefix(build_tree(logits, state.pace.limit, state.anchor_token_id))
     else:
-        tree = build_tree(logits, settings.tree_budget, state.anchor_token_id)
+        tree = build_tree(logits, int(settings.tree_budget), state.anchor_token_id)
     # Scores never increase, so nodes that the drafter holds impossible come last: rows that cannot pay.
     return tree.prefix(int(np.isfinite(tree.log_probs[1:]).sum())), {}
 
@@ -265,6 +286,7 @@ def _commit(pair: Pair, settings: Settings, state: State) -> tuple[Commit, dict[
     taps = None if verification.taps is None else verification.taps[rows]
     committed = verification.tree.token_ids[rows].tolist()
     context = extend_context(pair.drafter, taps, state.context, committed)
+    pace = state.pace and state.pace.after(verification.tree, walk.num_accepted_drafts, len(emitted))
     record = Commit(path, emitted, cache_length(cache), context.num_rows, finish_reason)
     changes = dict(
         token_ids=token_ids,
@@ -273,6 +295,7 @@ def _commit(pair: Pair, settings: Settings, state: State) -> tuple[Commit, dict[
         num_rounds=state.num_rounds + 1,
         finish_reason=finish_reason,
         first_logits=None,
+        pace=pace,
     )
     return record, changes
 

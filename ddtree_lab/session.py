@@ -42,7 +42,7 @@ class Session(Record):
         self,
         pair: Pair,
         prompt: str | Prompt | Sequence[int] | Tensor,
-        tree_budget: int = 32,
+        tree_budget: int | str = 32,
         temperature: float = 0.0,
         seed: int = 0,
         *,

@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_budgets,
         default=[32, 64],
         metavar="N[,N]",
-        help="drafted nodes (default 32,64)",
+        help="drafted nodes, or auto: every round its own (default 32,64)",
     )
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default 0: greedy")
     parser.add_argument("--top-k", type=_positive, metavar="K")
@@ -83,8 +83,11 @@ def _positive(text: str) -> int:
     return number
 
 
-def _budgets(text: str) -> list[int]:
-    return sorted({_positive(part) for part in text.split(",")})
+def _budgets(text: str) -> list[int | str]:
+    """Numbers rising, then `auto`."""
+    parts = {part.strip() for part in text.split(",")}
+    numbers: list[int | str] = sorted({_positive(part) for part in parts - {"auto"}})
+    return [*numbers, "auto"] if "auto" in parts else numbers
 
 
 @dataclass(frozen=True)
@@ -174,7 +177,7 @@ def compare(
     pair: Pair,
     input_ids: Tensor,
     *,
-    tree_budgets: Sequence[int],
+    tree_budgets: Sequence[int | str],
     methods: Sequence[str] = ("dflash", "ddtree"),
     max_new_tokens: int = 100,
     on_progress: Callable[[str, int], None] | None = None,
@@ -301,9 +304,22 @@ def show(console: Console, prompt: Prompt, results: list[Result]) -> None:
         console.print(draw_round(rounds[shown]))
         console.print()
     console.print(results_table(results, console.width))
+    if advice := _advice(results):
+        console.print(Text(advice))
     for result in results:
         if not result.lossless:
             console.print(Text(first_difference(result, results[0]), "red"))
+
+
+def _advice(results: list[Result]) -> str:
+    """Which budget pays, foreseen from the recorded rounds and what rounds of each size took just now."""
+    from ddtree_lab.bench.advisor import advise, costs_seen
+
+    last = results[-1].generation
+    costs = costs_seen([result.generation for result in results])
+    if costs is None or last.trace is None or not last.trace.rounds or last.method != "ddtree":
+        return ""
+    return advise(last.trace.rounds, costs).sentence
 
 
 def results_table(results: list[Result], width: int = WIDE) -> Table:

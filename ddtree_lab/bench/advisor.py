@@ -1,0 +1,213 @@
+"""Which budget pays here: from what rounds cost and from rounds that were recorded once, at a large budget.
+
+A recorded tree contains all smaller ones as prefixes and the chain as its nodes of rank 0, so what each
+would have accepted in that round is known without a model (at later rounds another budget would have begun
+elsewhere in the text, so the mean over rounds is what is used). What it costs is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ddtree_lab.costs import RoundCosts, costs_of
+from ddtree_lab.decode import AUTOREGRESSIVE, Generation, generate
+from ddtree_lab.pair import Pair, Prompt
+from ddtree_lab.records import Record
+from ddtree_lab.trace import Round
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+BUDGETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+RECORDED_BUDGET = 256
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way to decode.
+
+    Args:
+        method: `"autoregressive"`, `"dflash"` or `"ddtree"`.
+        tree_budget: for DDTree.
+        emitted: tokens a round, foreseen.
+        speedup: over plain decoding, foreseen.
+        measured: over plain decoding, if it was run.
+    """
+
+    method: str
+    tree_budget: int | None
+    emitted: float
+    speedup: float
+    measured: float | None = None
+
+    @property
+    def label(self) -> str:
+        return self.method if self.tree_budget is None else f"{self.method} {self.tree_budget}"
+
+
+@dataclass(frozen=True)
+class Advice(Record):
+    """What each budget would give, and the best.
+
+    Args:
+        choices: plain decoding, the chain, and trees of growing budget.
+        num_rounds: recorded rounds it is based on.
+    """
+
+    choices: tuple[Choice, ...]
+    num_rounds: int
+    title: str = field(default="")
+
+    @property
+    def best(self) -> Choice:
+        return max(self.choices, key=lambda choice: choice.speedup)
+
+    def __str__(self) -> str:
+        return self.sentence
+
+    @property
+    def sentence(self) -> str:
+        """The advice in one line."""
+        best = self.best
+        way = {
+            AUTOREGRESSIVE: "plain decoding",
+            "dflash": "the chain",
+            "ddtree": f"tree budget {best.tree_budget}",
+        }
+        gain = "" if best.method == AUTOREGRESSIVE else f", {best.speedup:.2f}× plain decoding"
+        return f"advice: use {way[best.method]}{gain} (foreseen from {self.num_rounds} rounds and their cost here)"
+
+    def __rich__(self) -> Table:
+        from rich.table import Table
+
+        table = Table(
+            title=self.title or "budgets", title_justify="left", caption=self.sentence, caption_justify="left"
+        )
+        for name in ("method", "emitted, foreseen", "speed-up, foreseen", "speed-up, measured"):
+            table.add_column(name, justify="left" if name == "method" else "right")
+        for choice in self.choices:
+            shown = "" if choice.measured is None else f"{choice.measured:.2f}×"
+            mark = " ◆" if choice is self.best else ""
+            table.add_row(choice.label + mark, f"{choice.emitted:.2f}", f"{choice.speedup:.2f}×", shown)
+        return table
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "advice": self.sentence, "best": self.best.label, "num_rounds": self.num_rounds,
+            "choices": [{**vars(choice), "label": choice.label} for choice in self.choices],
+        }  # fmt: skip
+
+
+def accepted_within(done: Round, budget: int) -> int:
+    """Drafts that the round would have accepted with a smaller budget: exact, as its tree is a prefix."""
+    return sum(node <= budget for node in done.accepted)
+
+
+def accepted_by_chain(done: Round) -> int:
+    """Drafts that the chain would have accepted: the accepted path as far as it is the drafter's favourites."""
+    favourites = [int(done.tree.ranks[node]) == 0 for node in done.accepted]
+    return favourites.index(False) if False in favourites else len(favourites)
+
+
+def costs_seen(generations: Sequence[Generation]) -> RoundCosts | None:
+    """What rounds cost in decodes that were made anyway: plain decoding, and others of at least two sizes."""
+    plain = [g for g in generations if g.method == AUTOREGRESSIVE and g.num_rounds]
+    by_rows: dict[int, float] = {}
+    drafts: list[float] = []
+    for made in generations:
+        rounds = [r for r in made.rounds if r.stage_seconds and r.num_drafted]
+        if rounds:
+            rows = int(np.median([r.num_drafted for r in rounds])) + 1
+            drafts += [r.stage_seconds["draft"] for r in rounds]
+            by_rows[rows] = float(
+                np.median([sum(r.stage_seconds.values()) - r.stage_seconds["draft"] for r in rounds])
+            )
+    if not plain or len(by_rows) < 2:
+        return None
+    sizes = sorted(by_rows)
+    seconds = np.maximum.accumulate(
+        [by_rows[rows] for rows in sizes]
+    )  # what is larger by chance is no cheaper
+    plain_seconds = (plain[0].seconds - plain[0].prefill_seconds) / plain[0].num_rounds
+    return RoundCosts(tuple(sizes), tuple(seconds.tolist()), float(np.median(drafts)), plain_seconds)
+
+
+def advise(rounds: Sequence[Round], costs: RoundCosts, title: str = "") -> Advice:
+    """Foresee each way to decode.
+
+    Args:
+        rounds: recorded with a large tree budget.
+
+    Raises:
+        ValueError: no rounds.
+    """
+    if not rounds:
+        raise ValueError("rounds is empty; record a decode first, with a large tree_budget.")
+    choices = [Choice(AUTOREGRESSIVE, None, 1.0, 1.0)]
+    choices += [_choice(costs, "dflash", None, [accepted_by_chain(r) for r in rounds], _chain_rows(rounds))]
+    largest = min(costs.largest_budget, max(r.tree.num_drafted for r in rounds))
+    for budget in (b for b in BUDGETS if b <= largest):
+        sizes = [min(budget, r.tree.num_drafted) + 1 for r in rounds]
+        choices.append(_choice(costs, "ddtree", budget, [accepted_within(r, budget) for r in rounds], sizes))
+    return Advice(tuple(choices), len(rounds), title)
+
+
+def _chain_rows(rounds: Sequence[Round]) -> list[int]:
+    return [r.tree.depth + 1 for r in rounds]
+
+
+def _choice(
+    costs: RoundCosts, method: str, budget: int | None, accepted: Sequence[int], rows: Sequence[int]
+) -> Choice:
+    emitted = float(np.mean(accepted)) + 1
+    seconds = costs.draft_seconds + float(np.mean(costs.of(rows)))
+    return Choice(method, budget, emitted, emitted * costs.plain_seconds / seconds)
+
+
+def advise_on(
+    pair: Pair,
+    prompts: Sequence[Prompt],
+    temperature: float = 0.0,
+    *,
+    max_new_tokens: int = 100,
+    seed: int = 0,
+) -> Advice:
+    """Record the prompts once, foresee every budget, then run the ways that matter and measure them."""
+    settings: dict[str, Any] = dict(temperature=temperature, max_new_tokens=max_new_tokens, seed=seed)
+    rounds: list[Round] = []
+    for prompt in prompts:
+        trace = generate(pair, prompt, tree_budget=RECORDED_BUDGET, record=True, **settings).trace
+        assert trace is not None
+        rounds += trace.rounds
+    domain = prompts[0].domain if prompts else ""
+    foreseen = advise(
+        rounds, costs_of(pair), f"{domain}, temperature {temperature:g}, {len(prompts)} prompts"
+    )
+    measured = _speedups(pair, prompts, foreseen, settings)
+    choices = tuple(Choice(**{**vars(c), "measured": measured.get(c.label)}) for c in foreseen.choices)
+    return Advice(choices, foreseen.num_rounds, foreseen.title)
+
+
+def _speedups(
+    pair: Pair, prompts: Sequence[Prompt], advice: Advice, settings: dict[str, Any]
+) -> dict[str, float]:
+    """Speed-ups over plain decoding of each choice, prompt by prompt in turns; the median."""
+    ups: dict[str, list[float]] = {}
+    for i, prompt in enumerate(prompts):
+        speeds = {}
+        for choice in _turned(advice.choices, i):
+            budget: dict[str, Any] = {} if choice.tree_budget is None else {"tree_budget": choice.tree_budget}
+            speeds[choice.label] = generate(
+                pair, prompt, choice.method, **budget, **settings
+            ).tokens_per_second
+        for label, speed in speeds.items():
+            ups.setdefault(label, []).append(speed / speeds[AUTOREGRESSIVE])
+    return {label: float(np.median(values)) for label, values in ups.items()}
+
+
+def _turned(choices: Sequence[Choice], by: int) -> Iterator[Choice]:
+    yield from (choices[(i + by) % len(choices)] for i in range(len(choices)))

@@ -1,0 +1,88 @@
+"""`tree_budget="auto"`: each round's budget from what it would cost and what the drafter expects of it.
+
+A tree of budget b is the first b pops of any larger one, and the drafter expects to have
+
+    mass(b) = Σ exp(log_prob) over its first b nodes
+
+drafts accepted. So the budget that emits most tokens a second is found without a model, before the verify pass:
+
+    argmax_b  (1 + trust · mass(b)) / (draft seconds + round seconds of b + 1 rows)
+
+`trust` is how many of the drafts it expected were accepted lately. Any choice is lossless: the tree decides how
+much is verified, never what is emitted. Where drafting has not paid lately it is left out for some rounds, each of
+which is then a step of plain decoding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ddtree_lab.costs import RoundCosts
+from ddtree_lab.stages.tree import DraftTree
+
+AUTO = "auto"
+MEMORY = 0.9  # weight of the past, per round: about the last ten count
+PRIOR_DRAFTS = 2.0  # accepted as expected, before anything was seen
+LONGEST_REST = 16  # rounds without a draft before it is tried again
+LOSS = 0.85  # of a plain round's tokens a second: below it drafting is left out; ten rounds vary by about that much
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What a decode has learnt about its own rounds; a value, as everything in a `State`.
+
+    Args:
+        costs: of a round, by its rows.
+        accepted, expected: drafts accepted lately, and those the drafter had expected.
+        emitted, seconds: tokens emitted lately by rounds with a draft, and the seconds foreseen for them.
+        limit: drafted nodes the next tree may have.
+        rest: rounds without a draft, when drafting does not pay.
+        resting: how many of them are still to come.
+    """
+
+    costs: RoundCosts
+    accepted: float = 0.0
+    expected: float = 0.0
+    emitted: float = 0.0
+    seconds: float = 0.0
+    limit: int = 32
+    rest: int = 0
+    resting: int = 0
+
+    @property
+    def trust(self) -> float:
+        """Accepted drafts for each that the drafter expected."""
+        return (self.accepted + PRIOR_DRAFTS) / (self.expected + PRIOR_DRAFTS)
+
+    @property
+    def drafts(self) -> bool:
+        """Whether the next round drafts at all."""
+        return self.resting == 0
+
+    def best_prefix(self, tree: DraftTree) -> DraftTree:
+        """The part of a tree that is worth verifying."""
+        gain = 1 + self.trust * np.concatenate([[0.0], np.cumsum(np.exp(tree.log_probs[1:]))])  # (n,)
+        cost = self.costs.draft_seconds + self.costs.of(np.arange(1, tree.num_nodes + 1))
+        return tree.prefix(int(np.argmax(gain / cost)))
+
+    def after(self, tree: DraftTree, num_accepted: int, num_emitted: int) -> Pace:
+        """The pace after a round that verified `tree`.
+
+        By foreseen seconds, not by those of a clock: what slows a round lately (a longer context, another process)
+        slows them all, and one slow round says nothing about its budget.
+        """
+        if not self.drafts:
+            return replace(self, resting=self.resting - 1)
+        pace = replace(
+            self,
+            accepted=MEMORY * self.accepted + num_accepted,
+            expected=MEMORY * self.expected + tree.mass,
+            emitted=MEMORY * self.emitted + num_emitted,
+            seconds=MEMORY * self.seconds + self.costs.draft_seconds + float(self.costs.of(tree.num_nodes)),
+            limit=min(self.costs.largest_budget, 2 * tree.num_drafted + 16),
+        )
+        pays = pace.emitted * float(self.costs.of(1)) > LOSS * pace.seconds
+        rest = 0 if pays else min(2 * self.rest + 1, LONGEST_REST)
+        return replace(pace, rest=rest, resting=rest)

@@ -1,0 +1,122 @@
+"""What a round costs on this machine, by the rows it verifies: the half of a budget that acceptance is not."""
+
+from __future__ import annotations
+
+import statistics
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ddtree_lab.stages.cache import fork_cache, make_cache
+from ddtree_lab.stages.commit import commit_path
+from ddtree_lab.stages.draft import draft_block, extend_context
+from ddtree_lab.stages.forward import prefill, run_target
+from ddtree_lab.stages.tree import DraftTree
+from ddtree_lab.stages.verify import verify_tree
+
+if TYPE_CHECKING:
+    from ddtree_lab.pair import Pair
+
+ROWS = (1, 3, 5, 9, 17, 33, 65, 129, 257)
+NUM_PROMPT_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class RoundCosts:
+    """Seconds of a round's parts.
+
+    Args:
+        rows: numbers of verified rows, the root among them, rising.
+        seconds: of a round with that many, the draft not counted.
+        draft_seconds: of one draft.
+        plain_seconds: of one token of plain decoding.
+    """
+
+    rows: tuple[int, ...]
+    seconds: tuple[float, ...]
+    draft_seconds: float
+    plain_seconds: float
+
+    @property
+    def largest_budget(self) -> int:
+        """Drafted nodes of the largest round that was measured."""
+        return self.rows[-1] - 1
+
+    def of(self, rows: Any) -> Any:
+        """Seconds of rounds with so many rows, the draft not counted; linear between what was measured."""
+        return np.interp(np.asarray(rows, dtype=float), self.rows, self.seconds)
+
+
+_measured: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, RoundCosts]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def costs_of(pair: Pair) -> RoundCosts:
+    """The costs of a pair, measured when first asked for: a few passes of the target."""
+    by_drafter = _measured.setdefault(pair.target, weakref.WeakKeyDictionary())
+    if pair.drafter not in by_drafter:
+        by_drafter[pair.drafter] = measure_costs(pair)
+    return by_drafter[pair.drafter]
+
+
+def measure_costs(pair: Pair, repeats: int = 3, num_prompt_tokens: int = NUM_PROMPT_TOKENS) -> RoundCosts:
+    """Time rounds of growing size after a prompt of arbitrary tokens.
+
+    It stops at a size that could not pay if every draft were accepted: a round emits one token for each drafted
+    position and one more, so none may cost as much as all of them by plain decoding.
+    """
+    target, drafter = pair.target, pair.drafter
+    vocab = pair.embeddings.vocab_size
+    prompt = [(7 * i + 3) % vocab for i in range(num_prompt_tokens)]
+    cache = make_cache(target)
+    out = prefill(target, torch.tensor([prompt]), cache, drafter.tap_layer_ids)
+    context = extend_context(drafter, None if out.taps is None else out.taps[0], token_ids=prompt)
+
+    def verified(num_rows: int) -> Callable[[], Any]:
+        tree = DraftTree.from_parents([3] * num_rows, (np.arange(num_rows) - 1) // 2)  # two children each
+        path = tree.path(num_rows - 1)
+
+        def run() -> None:
+            verification = verify_tree(target, cache, tree, tap_layer_ids=drafter.tap_layer_ids)
+            verification.logits.argmax(-1).tolist()
+            commit_path(target, fork_cache(cache, clone_states=False), verification, path)
+            taps = None if verification.taps is None else verification.taps[path]
+            extend_context(drafter, taps, context, [3] * len(path))
+
+        return run
+
+    def plain() -> Callable[[], Any]:
+        fork = fork_cache(cache)
+        return lambda: run_target(target, torch.tensor([[3]]), fork).logits.argmax(-1).tolist()
+
+    verified(3)()  # the trial pass is behind us
+    plain_seconds = statistics.median(_seconds(plain()) for _ in range(repeats + 1))
+    draft_seconds = statistics.median(
+        _seconds(lambda: draft_block(drafter, pair.embeddings, context, 3)) for _ in range(repeats + 1)
+    )
+    seconds: list[float] = []
+    for num_rows in ROWS:
+        run = verified(num_rows)
+        taken = statistics.median(_seconds(run) for _ in range(repeats))
+        seconds.append(max([taken, *seconds[-1:]]))  # what is larger by chance is no cheaper
+        if taken > (drafter.num_draft_positions + 1) * plain_seconds:
+            break
+    return RoundCosts(ROWS[: len(seconds)], tuple(seconds), draft_seconds, plain_seconds)
+
+
+def _seconds(run: Callable[[], Any]) -> float:
+    began = _clock()
+    run()
+    return _clock() - began
+
+
+def _clock() -> float:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
