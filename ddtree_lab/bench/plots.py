@@ -28,32 +28,28 @@ def save(made: Any, path: Path) -> Path:
 
 
 def plot_sweep(rows: Sequence[Row], folder: str | Path) -> Path | None:
-    """Speed-up against emitted tokens a round, a point a method and a panel's colour a domain and temperature."""
-    drawn = figure()
-    if drawn is None or not rows:
-        return None
-    made, axes = drawn
-    series: dict[tuple[str, float], list[tuple[float, float, str]]] = {}
+    """Speed-up against the tree budget, a line a domain and temperature; the chain and auto as marks at the right."""
+    speeds: dict[str, dict[str, float]] = {}
     for (domain, temperature, label), group in grouped(rows):
         ups = [row["speedup"] for row in group if row["speedup"] is not None]
-        emitted = [row["mean_emitted_tokens"] for row in group if row.get("num_rounds")]
-        if ups and emitted:
-            point = (float(np.mean(emitted)), float(np.median(ups)), label)
-            series.setdefault((domain, temperature), []).append(point)
-    for (domain, temperature), points in series.items():
-        axes.plot(
-            [p[0] for p in points],
-            [p[1] for p in points],
-            "o",
-            label=f"{domain}, temperature {temperature:g}",
-        )
-        for x, y, label in points:
-            axes.annotate(
-                label.replace("ddtree ", ""), (x, y), xytext=(4, 3), textcoords="offset points", fontsize=7
-            )
+        if ups:
+            speeds.setdefault(f"{domain}, temperature {temperature:g}", {})[label] = float(np.median(ups))
+    drawn = figure() if speeds else None
+    if drawn is None:
+        return None
+    made, axes = drawn
+    budgets = sorted({int(b) for row in rows if isinstance(b := row["tree_budget"], int)})
+    ticks = [*map(str, budgets), "auto", "chain"]
+    for name, by_label in speeds.items():
+        trees = [(i, by_label[f"ddtree {b}"]) for i, b in enumerate(budgets) if f"ddtree {b}" in by_label]
+        (line,) = axes.plot([i for i, _ in trees], [up for _, up in trees], "o-", markersize=4, label=name)
+        for place, label, mark in ((len(budgets), "ddtree auto", "*"), (len(budgets) + 1, "dflash", "s")):
+            if label in by_label:
+                axes.plot([place], [by_label[label]], mark, color=line.get_color())
     axes.axhline(1.0, color="0.6", linewidth=0.8)
-    axes.set(xlabel="emitted tokens a round", ylabel="speed-up, median over prompts")
-    axes.legend(frameon=False)
+    axes.set_xticks(range(len(ticks)), ticks)
+    axes.set(xlabel="tree budget", ylabel="speed-up, median over prompts", ylim=(0, None))
+    axes.legend(frameon=False, loc="center left")
     return save(made, Path(folder) / "speedup.svg")
 
 
