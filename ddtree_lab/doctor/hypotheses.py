@@ -128,12 +128,10 @@ def explain(
     Returns:
         an empty tuple if the known ones alone do; None if nothing does.
     """
-    # A text hangs on every stage, so behind something unexplained no bug can give the same one.
-    failed_before = any(
-        seen.failure and earlier.failure and seen.failure.is_like(earlier.failure)
-        for earlier in exam.unexplained
-    )
-    if failed_before or (exam.unexplained and "walk" in stages):
+    # A method that fails for an unknown reason may fail again for it; and a text hangs on every stage, so behind
+    # something unexplained no bug can give the same one.
+    failed_before = {earlier.failure.method for earlier in exam.unexplained if earlier.failure}
+    if (seen.failure and seen.failure.method in failed_before) or (exam.unexplained and "walk" in stages):
         return None
     search = Search(exam, key, seen, probe, slack)
     known = list(exam.known)
