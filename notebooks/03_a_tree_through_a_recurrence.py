@@ -31,9 +31,7 @@ from ddtree_lab.records import format_bytes
 from ddtree_lab.view.chart import BLUE, GREEN, ORANGE, PINK
 
 torch.manual_seed(0)
-torch.set_default_dtype(
-    torch.float64
-)  # so that a difference of 1e-6 is a mistake and not rounding
+torch.set_default_dtype(torch.float64)  # so that a difference of 1e-6 is no rounding
 
 
 def compare(what, one, other):
@@ -112,14 +110,11 @@ run_chain(range(N))[0].shape
 
 # %%
 parents = [-1, 0, 0, 1, 2, 1, 3, 4, 6, 3]
-tree = dl.DraftTree.from_parents(
-    range(N), parents, log_probs=np.full(N, np.nan)
-)  # nobody drafted it
+nobody_drafted_it = np.full(N, np.nan)
+tree = dl.DraftTree.from_parents(range(N), parents, log_probs=nobody_drafted_it)
 
-picture = dl.view(tree).to_svg()
-HTML(
-    f'<figure role="img" aria-label="parents {parents}" style="background:white">{picture}</figure>'
-)
+svg = dl.view(tree).to_svg()
+HTML(f'<figure role="img" aria-label="{parents=}" style="background:white">{svg}</figure>')
 
 # %% [markdown]
 # What should node 8 answer? What it would if its path were the only text. That is the definition of right, so we
@@ -139,15 +134,9 @@ error = (flattened - truth).abs().amax(1)
 figure, axis = plt.subplots(figsize=(6.4, 2.4))
 exact = [tree.path(i) == list(range(i + 1)) for i in range(N)]
 axis.bar(range(N), error, color=[GREEN if e else ORANGE for e in exact])
-(
-    axis.set_xticks(range(N)),
-    axis.set_xlabel("node"),
-    axis.set_ylabel("largest error of its output"),
-)
+axis.set_xticks(range(N)), axis.set_xlabel("node"), axis.set_ylabel("error of its output")
 axis.set_title("Run as one chain: right where the path is everything before it", fontsize=10)
-dl.chart(
-    figure, f"errors of the nodes run as one chain; exact: {np.flatnonzero(exact).tolist()}"
-)
+dl.chart(figure, f"errors run as one chain; exact nodes: {np.flatnonzero(exact).tolist()}")
 
 # %% [markdown]
 # The first nodes are right because everything stored before them *is* their path. From the first sibling on, each node
@@ -335,9 +324,8 @@ from ddtree_lab.recurrent.topology import TreeTopology
 columns = TreeTopology(tree).conv_columns(4, torch.device("cpu"))
 print("node  path               sees columns     a chain would see")
 for i in range(N):
-    print(
-        f"{i:>4}  {tree.path(i)!s:<18} {columns[i].tolist()!s:<16} {list(range(i + 1, i + 5))}"
-    )
+    seen, chain = columns[i].tolist(), list(range(i + 1, i + 5))
+    print(f"{i:>4}  {tree.path(i)!s:<18} {seen!s:<16} {chain}")
 
 # %% [markdown]
 # Node 2 hangs below the root, so it sees node 0 (column 4) before itself, and not node 1, which was stored in between.
@@ -347,11 +335,8 @@ for i in range(N):
 from ddtree_lab.recurrent.conv import tree_conv
 from ddtree_lab.recurrent.naive import tree_conv_scan
 
-inputs, window, weight = (
-    torch.randn(N, 5),
-    torch.randn(5, 4),
-    torch.randn(5, 4),
-)  # five channels
+inputs = torch.randn(N, 5)  # five channels
+window, weight = torch.randn(5, 4), torch.randn(5, 4)
 by_columns = tree_conv(inputs, window, weight, None, columns)
 
 chain_conv = lambda x: tree_conv_scan(x, window, weight, None, range(-1, len(x) - 1))
@@ -359,10 +344,8 @@ alone = torch.stack([chain_conv(inputs[tree.path(i)])[-1] for i in range(N)])
 as_chain = chain_conv(inputs)
 
 compare("by columns and each path alone", by_columns, alone)
-print(
-    "as a chain, wrong at nodes:",
-    np.flatnonzero((as_chain - alone).abs().amax(1) > 1e-9).tolist(),
-)
+wrong = (as_chain - alone).abs().amax(1) > 1e-9
+print("as a chain, wrong at nodes:", np.flatnonzero(wrong).tolist())
 
 # %% [markdown]
 # ## What each way costs
@@ -490,9 +473,8 @@ dl.chart(figure, "milliseconds of scan, paths and solve on this machine, by node
 
 # %%
 torch.set_default_dtype(torch.float32)
-pair = (
-    dl.load_pair()
-)  # dl.load_pair("Qwen/Qwen3.6-27B", "z-lab/Qwen3.6-27B-DFlash", device_map="auto")
+pair = dl.load_pair()
+# pair = dl.load_pair("Qwen/Qwen3.6-27B", "z-lab/Qwen3.6-27B-DFlash", device_map="auto")
 
 session = dl.Session(pair, "Which three numbers follow 11, 13, 15, 17?", tree_budget=32)
 session.step()
@@ -500,17 +482,14 @@ drafted = session.step()
 cache = session.state.cache
 oracle = dl.verify_tree(pair.target, cache, drafted, "paths")
 
-print(
-    f"against the paths alone, whose logits have standard deviation {oracle.logits.std():.1f}:"
-)
+print(f"against the paths alone, logits of standard deviation {oracle.logits.std():.1f}:")
 for method in ("tree", "scan", "flattened"):
     found = dl.verify_tree(pair.target, cache, drafted, method)
     difference = float((found.logits - oracle.logits).abs().max())
     agree = int((found.argmax_token_ids == oracle.argmax_token_ids).sum())
     said = "below 0.001" if difference < 1e-3 else f"{difference:.0f}"
-    print(
-        f"{method:>10}: largest difference {said:>11}, same best token at {agree} of {drafted.num_nodes} nodes"
-    )
+    print(f"{method:>10}: largest difference {said:>11}, ", end="")
+    print(f"same best token at {agree} of {drafted.num_nodes} nodes")
 
 # %% [markdown]
 # ## Exercises

@@ -154,11 +154,10 @@ small = dl.DraftTree.from_parents([5, 7, 8, 9], [-1, 0, 0, 1])
 says = [7, 8, 9, 1]  # the target's token after each node
 print("5 ┬ 7 ─ 9     stored as 5, 7, 8, 9\n  └ 8\n")
 for node in range(4):
-    print(
-        f"the target after {' '.join(str(small.token_ids[n]) for n in small.path(node)):<6} says {says[node]}"
-    )
+    text = " ".join(str(small.token_ids[n]) for n in small.path(node))
+    print(f"the target after {text:<6} says {says[node]}")
 
-print("\ntree walk   emits", dl.walk_tree(small, says).token_ids)
+print("\ntree walk    emits", dl.walk_tree(small, says).token_ids)
 print("linear chain emits", dl.linear_chain(small, says).token_ids)
 
 # %% [markdown]
@@ -173,9 +172,8 @@ print("linear chain emits", dl.linear_chain(small, says).token_ids)
 # cache.
 
 # %%
-pair = (
-    dl.load_pair()
-)  # dl.load_pair("Qwen/Qwen3.6-27B", "z-lab/Qwen3.6-27B-DFlash", device_map="auto")
+pair = dl.load_pair()
+# pair = dl.load_pair("Qwen/Qwen3.6-27B", "z-lab/Qwen3.6-27B-DFlash", device_map="auto")
 
 prompts = dl.bundled_prompts("chat")[:4] + dl.bundled_prompts("docs")[:4]
 print("\n".join(f"{prompt.domain:>5}: {prompt.text[:70]!r}…" for prompt in prompts[::4]))
@@ -250,21 +248,14 @@ figure, axes = plt.subplots(1, 2, figsize=(8.4, 2.4), sharey=True)
 for axis, domain in zip(axes, ("chat", "docs")):
     means = [kept[name][domains == domain].mean() for name in kept]
     for i, (name, mean) in enumerate(zip(kept, means)):
-        look = (
-            dict(color=GREEN)
-            if name in lossless
-            else dict(color="white", edgecolor=ORANGE, hatch="///")
-        )
-        axis.barh(i, mean, **look)
+        colour, hatch = (GREEN, "") if name in lossless else ("white", "///")
+        axis.barh(i, mean, color=colour, hatch=hatch, edgecolor=ORANGE if hatch else GREEN)
         axis.text(mean, i, f" {mean:.2f}", va="center", fontsize=9)
     axis.set_yticks(range(len(kept)), list(kept)), axis.set_xlim(0, 1.15 * max(means))
     axis.set_xlabel("accepted drafts a round"), axis.set_title(domain, fontsize=10)
 axes[0].invert_yaxis()
 figure.suptitle("Hatched: not lossless", fontsize=9, y=1.02)
-dl.chart(
-    figure,
-    "accepted drafts a round of the five verifiers, on chat and on docs; two are not lossless",
-)
+dl.chart(figure, "accepted drafts a round of the five verifiers; two of them are not lossless")
 
 # %% [markdown]
 # Look at the lossless ones. On chat the drafter is nearly always right, and the tree leads. On docs at temperature 1 the
@@ -287,15 +278,12 @@ for each in rounds:
 
 for name, values in first.items():
     values = np.array(values)
-    print(
-        f"{name:<18}",
-        "".join(f"{d}: {values[domains == d].mean():.2f}   " for d in ("chat", "docs")),
-    )
+    said = "".join(f"{d}: {values[domains == d].mean():.2f}   " for d in ("chat", "docs"))
+    print(f"{name:<18}{said}")
 ahead = np.array(first["rejection, drawn"]) > np.array(first["tree walk"])
 for domain in ("chat", "docs"):
-    print(
-        f"rejection is ahead of the tree in {ahead[domains == domain].mean():.0%} of the rounds of {domain}"
-    )
+    share = ahead[domains == domain].mean()
+    print(f"rejection is ahead of the tree in {share:.0%} of the rounds of {domain}")
 
 # %%
 figure, axis = plt.subplots(figsize=(4.2, 3.6))
@@ -304,10 +292,7 @@ for domain, colour, marker in (("chat", BLUE, "o"), ("docs", ORANGE, "^")):
     x, y = (np.array(first[name])[here] for name in ("rejection, drawn", "tree walk"))
     axis.scatter(x, y, s=18, color=colour, marker=marker, alpha=0.7, label=domain)
 axis.plot([0, 1], [0, 1], color=GREY, linewidth=1)
-(
-    axis.set_xlabel("first draft kept: rejection, drawn"),
-    axis.set_ylabel("first draft kept: tree walk"),
-)
+axis.set_xlabel("kept by rejection, drawn"), axis.set_ylabel("kept by the tree walk")
 axis.set_title("A point a round; above the line the tree keeps more", fontsize=10)
 axis.legend(frameon=False, fontsize=9), axis.grid(alpha=0.3)
 dl.chart(
