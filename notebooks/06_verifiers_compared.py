@@ -162,7 +162,7 @@ print("linear chain emits", dl.linear_chain(small, says).token_ids)
 
 # %% [markdown]
 # After `5 7` the target says 8, and node 2 happens to hold an 8. But node 2 is a child of the root: its row was computed
-# for the text `5 8`. The 8 is still right, what the target says *there*, 9, is an answer to another text. So the walk's text
+# for the text `5 8`. The 8 is still right, what the target says *there*, 9, is an answer to another text. So the linear chain's text
 # stops being the target's exactly one token after the first node that is no child of the one before.
 #
 # ## The same recorded rounds
