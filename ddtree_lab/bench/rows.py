@@ -36,9 +36,17 @@ def _processor() -> str:
 
 def environment() -> dict[str, Any]:
     """Versions, threads and the machine, as they stand beside every result."""
+    import torch
+
+    return _environment(torch.get_num_threads())
+
+
+@lru_cache(maxsize=8)
+def _environment(num_threads: int) -> dict[str, Any]:
+    """Versions do not change while a process runs; the number of threads may."""
     from ddtree_lab.environment import environment_summary
 
-    return {**environment_summary(), **machine()}
+    return {**environment_summary(), **machine(), "num_threads": num_threads}
 
 
 class RowFile:
