@@ -42,7 +42,8 @@ ENVIRONMENT = {
     "TRANSFORMERS_VERBOSITY": "error",  # which kernels are not installed, once a run
     # Whatever asks for the network all the same meets a closed door.
     **dict.fromkeys(
-        ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9"
+        ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY"),
+        "http://127.0.0.1:9",
     ),
     "no_proxy": "",
 }
@@ -68,7 +69,11 @@ def read_source(path: Path) -> NotebookNode:
         cell.id = digest if seen[digest] == 1 else f"{digest}-{seen[digest]}"
     notebook.metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
-        "language_info": {"file_extension": ".py", "name": "python", "pygments_lexer": "ipython3"},
+        "language_info": {
+            "file_extension": ".py",
+            "name": "python",
+            "pygments_lexer": "ipython3",
+        },
     }
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     return notebook
@@ -120,7 +125,9 @@ def _tidy(output: NotebookNode) -> NotebookNode:
     for mime, value in data.items():
         if isinstance(value, str):
             data[mime] = (
-                "\n".join(line.rstrip() for line in value.split("\n")) if mime != "text/html" else value
+                "\n".join(line.rstrip() for line in value.split("\n"))
+                if mime != "text/html"
+                else value
             )
     return output
 
@@ -129,31 +136,47 @@ def faults(notebook: NotebookNode) -> list[str]:
     """What a committed notebook must not have, one line each."""
     found = []
     if "widgets" in notebook.metadata:
-        found.append("metadata.widgets: a widget's state was kept; show its view, not the widget")
+        found.append(
+            "metadata.widgets: a widget's state was kept; show its view, not the widget"
+        )
     if len(nbformat.writes(notebook)) > MAX_BYTES:
         found.append(f"over {MAX_BYTES:,} bytes: show smaller views")
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     if [cell.execution_count for cell in code] != [*range(1, len(code) + 1)]:
         found.append("not run from top to bottom")
     places = sorted(
-        {str(ROOT), str(Path.home()), sys.prefix, tempfile.gettempdir(), "/home/", "site-packages"}
+        {
+            str(ROOT),
+            str(Path.home()),
+            sys.prefix,
+            tempfile.gettempdir(),
+            "/home/",
+            "site-packages",
+        }
     )
     for cell in code:
         for output in cell.outputs:
             text = json.dumps(output)
             found += [
-                f"cell {cell.execution_count}: a place of this machine ({p})" for p in places if p in text
+                f"cell {cell.execution_count}: a place of this machine ({p})"
+                for p in places
+                if p in text
             ]
             if "Traceback" in text or output.output_type == "error":
                 found.append(f"cell {cell.execution_count}: a traceback")
             if output.get("name") == "stderr":
                 found.append(f"cell {cell.execution_count}: stderr: {output.text[:200]}")
-            if any(m.startswith("image/") for m in output.get("data", {})) and "text/html" not in output.data:
+            if (
+                any(m.startswith("image/") for m in output.get("data", {}))
+                and "text/html" not in output.data
+            ):
                 found.append(
                     f"cell {cell.execution_count}: a picture without a description; show it with dl.chart"
                 )
             if "application/vnd.jupyter.widget-view+json" in output.get("data", {}):
-                found.append(f"cell {cell.execution_count}: a widget, which a reopened notebook cannot show")
+                found.append(
+                    f"cell {cell.execution_count}: a widget, which a reopened notebook cannot show"
+                )
     return found
 
 
@@ -161,7 +184,10 @@ def comparable(cell: NotebookNode) -> list[Any]:
     """A cell's outputs as two runs should agree on them: without durations, and nothing of a cell tagged `varies`."""
     if VARIES in cell.metadata.get("tags", ()):
         return []
-    return [_without_durations(output.get("text") or dict(output.get("data", {}))) for output in cell.outputs]
+    return [
+        _without_durations(output.get("text") or dict(output.get("data", {})))
+        for output in cell.outputs
+    ]
 
 
 def _without_durations(content: Any) -> Any:
@@ -173,7 +199,9 @@ def _without_durations(content: Any) -> Any:
 def in_step(path: Path) -> bool:
     """Whether the committed notebook has the cells of its source."""
     committed, source = nbformat.read(path.with_suffix(".ipynb"), 4), read_source(path)
-    return [_content(cell) for cell in committed.cells] == [_content(cell) for cell in source.cells]
+    return [_content(cell) for cell in committed.cells] == [
+        _content(cell) for cell in source.cells
+    ]
 
 
 def _content(cell: NotebookNode) -> tuple[str, str, tuple[str, ...]]:
@@ -194,7 +222,10 @@ def check(path: Path) -> list[str]:
     target = path.with_suffix(".ipynb")
     if not target.exists():
         return ["there is no .ipynb yet"]
-    return [*([] if in_step(path) else ["source and notebook differ"]), *faults(nbformat.read(target, 4))]
+    return [
+        *([] if in_step(path) else ["source and notebook differ"]),
+        *faults(nbformat.read(target, 4)),
+    ]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -211,8 +242,14 @@ def main(arguments: list[str] | None = None) -> int:
     for path in chosen:
         began = time.perf_counter()
         found = check(path) if options.check else build(path)
-        size = path.with_suffix(".ipynb").stat().st_size if path.with_suffix(".ipynb").exists() else 0
-        print(f"{path.stem}: {time.perf_counter() - began:.0f} s, {size / 1e6:.2f} MB", flush=True)
+        size = (
+            path.with_suffix(".ipynb").stat().st_size
+            if path.with_suffix(".ipynb").exists()
+            else 0
+        )
+        print(
+            f"{path.stem}: {time.perf_counter() - began:.0f} s, {size / 1e6:.2f} MB", flush=True
+        )
         for fault in found:
             print(f"  {fault}", flush=True)
         failed = failed or bool(found)
