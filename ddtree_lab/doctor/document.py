@@ -72,9 +72,19 @@ own included, when nothing is wrong; what an earlier check has computed is not c
 """
 
 
-def document(bugs: Sequence[Row], pairs: Sequence[Row], clean: Sequence[Row]) -> str:
-    """The page: text, checks, the matrix of bugs, pairs of bugs, clean ports."""
-    parts = [INTRODUCTION, _checks(), _bugs(bugs), _pairs(pairs), _clean(clean), _made()]
+def document(
+    bugs: Sequence[Row], pairs: Sequence[Row], sensitive: Sequence[Row], clean: Sequence[Row]
+) -> str:
+    """The page: text, checks, the matrix of bugs, pairs of bugs, bugs in half precision, clean ports."""
+    parts = [
+        INTRODUCTION,
+        _checks(),
+        _bugs(bugs),
+        _pairs(pairs),
+        _sensitive(sensitive),
+        _clean(clean),
+        _made(),
+    ]
     return "\n".join(parts)
 
 
@@ -122,6 +132,25 @@ def _pairs(rows: Sequence[Row]) -> str:
         for row in rows
     ]
     return "## Two bugs at once\n\n" + _table(("bugs", "stages", "checks that see them", "both named"), table)
+
+
+def _sensitive(rows: Sequence[Row]) -> str:
+    table = [
+        (f"`{row.bugs[0].name}`", row.pair, f"`{row.first_check}`", _yes(row.is_located), _yes(row.is_named))
+        for row in rows
+    ]
+    head = (
+        "bug",
+        "target",
+        "first check that sees it",
+        "stage, layers and cause right",
+        "named, and nothing else",
+    )
+    return (
+        "## In bfloat16, on targets that rounding moves far\n\nOn these random targets one rounding in each layer "
+        "moves logits by a good part of their size, so that the\nlogits say little; masks, positions, layers and "
+        "states say enough.\n\n" + _table(head, table)
+    )
 
 
 def _clean(rows: Sequence[Row]) -> str:
