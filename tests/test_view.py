@@ -364,6 +364,8 @@ def test_a_report_shows_its_leaks_as_a_heat_map():
     svg = view.to_svg()
     heat = [g for g in ET.fromstring(svg).iter(f"{SVG}rect") if g.get("class") == "heat"]
     assert len(heat) == 3
+    width = float(ET.fromstring(svg).get("viewBox").split()[2])
+    assert width > 9 * len(view.payload["title"]), "the title is cut off"
     check_golden("leaks.svg", svg)
     clean = dl.view(Report("a port", "all is well", ()))
     assert clean.payload is None

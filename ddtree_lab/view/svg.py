@@ -315,7 +315,8 @@ def draw_leaks(payload: dict[str, Any]) -> Picture:
                 middle = left + column * side + side / 2
                 parts.append(f'<circle class="paper" cx="{middle:g}" cy="{y + side / 2:g}" r="2.5"/>')
             parts.append(f"{tip}</g>")
-    width = max(left + len(payload["nodes"]) * side + MARGIN, _width(payload["definitions"]["moved"], 6.0))
+    headings = _width(payload["title"], 9.0), _width(payload["definitions"]["moved"], 6.0)
+    width = max(left + len(payload["nodes"]) * side + MARGIN, *headings)
     leaking = [layer["layer"] for layer, row in zip(payload["layers"], matrix, strict=True) if any(row)]
     words = f"Rows are off in layers {leaking}." if leaking else "No row is off."
     return Picture(width, top + len(matrix) * side + MARGIN, "\n".join(parts), payload["title"], words)
