@@ -12,7 +12,6 @@ from torch import Tensor
 from ddtree_lab.pair import Pair, Prompt
 from ddtree_lab.pipeline import (
     Settings,
-    State,
     now,
     run_round,
     settings_for,

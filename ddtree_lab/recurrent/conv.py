@@ -39,7 +39,9 @@ def tree_conv(
 
 
 def window_after(
-    inputs: Float[Tensor, "node channel"], window: Float[Tensor, "channel kernel"], path: Sequence[int] | Tensor
+    inputs: Float[Tensor, "node channel"],
+    window: Float[Tensor, "channel kernel"],
+    path: Sequence[int] | Tensor,
 ) -> Float[Tensor, "channel kernel"]:
     """The committed window after a root path: its last K inputs, older ones from `window`."""
     nodes = torch.as_tensor(path, device=inputs.device)[-window.shape[1] :]
