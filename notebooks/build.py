@@ -122,14 +122,15 @@ def _tidy(output: NotebookNode) -> NotebookNode:
     data = output.get("data", {})
     if "text/html" in data:
         data.pop("image/svg+xml", None)  # the HTML has the picture in it, with its description
-    for mime, value in data.items():
-        if isinstance(value, str):
-            data[mime] = (
-                "\n".join(line.rstrip() for line in value.split("\n"))
-                if mime != "text/html"
-                else value
-            )
+    if "text/plain" in data:
+        data["text/plain"] = _without_trailing_blanks(data["text/plain"])
+    if "text" in output:
+        output.text = _without_trailing_blanks(output.text)
     return output
+
+
+def _without_trailing_blanks(text: str) -> str:
+    return "\n".join(line.rstrip() for line in text.split("\n"))
 
 
 def faults(notebook: NotebookNode) -> list[str]:

@@ -381,3 +381,28 @@ def test_the_last_picture_stays_when_the_kernel_is_lost(live):
     page.locator("input[type=range]").fill("1")
     assert page.locator(".ddt-budget output").inner_text().startswith("1 of")
     assert page.locator("[role=treeitem]").count() >= nodes - 1
+
+
+def test_the_first_notebook_runs_from_top_to_bottom_in_both_themes(browser, lab, screenshots):
+    base, folder = lab
+    notebook = nbformat.read(ROOT / "notebooks" / "01_one_round_by_hand.ipynb", 4)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    nbformat.write(notebook, folder / "one_round.ipynb")
+    lesson = Lab(browser, base, "one_round.ipynb").open().run_all()
+    cells = "window.jupyterapp.shell.currentWidget.content.model.toJSON().cells.filter(c => c.cell_type === 'code')"
+    lesson.page.wait_for_function(f"{cells}.every(c => c.execution_count)", timeout=120000)
+    ran = lesson.page.evaluate(cells)
+    assert [cell["execution_count"] for cell in ran] == [*range(1, len(ran) + 1)]
+    assert [out for cell in ran for out in cell["outputs"] if out["output_type"] == "error"] == []
+    area = lesson.page.locator(".jp-WindowedPanel-outer").first
+    for theme in ("Dark", "Light"):
+        lesson.command("apputils:change-theme", theme=f"JupyterLab {theme}")
+        lesson.page.wait_for_function(f"document.body.dataset.jpThemeName === 'JupyterLab {theme}'")
+        for place, name in ((0.0, "top"), (0.22, "tree"), (0.75, "round")):
+            area.evaluate("(e, place) => e.scrollTop = place * e.scrollHeight", place)
+            lesson.page.wait_for_timeout(500)
+            lesson.page.screenshot(path=screenshots / f"notebook-1-{theme.lower()}-{name}.png")
+    assert lesson.watch.external == []
+    lesson.close()
