@@ -40,7 +40,7 @@ test-matrix: $(MATRIX:%=build/matrix/%/.installed)
 
 lab: .venv/.notebook
 	@$(BIN)/jupyter trust notebooks/*.ipynb >/dev/null
-	$(BIN)/jupyter lab --notebook-dir=notebooks $(ARGS)
+	$(BIN)/jupyter lab $(ARGS) notebooks/01_one_round_by_hand.ipynb
 
 notebooks: .venv/.notebook
 	$(BIN)/python notebooks/build.py $(ARGS)
