@@ -22,6 +22,8 @@ PACKAGES_newest := transformers
 
 # One worker a core; tests of one file are spread too, because a few files hold most of the time.
 PARALLEL := -n logical --maxprocesses 8 --dist worksteal
+# What the tests start (commands, notebooks) shares the cores with the workers: threads that wait for a core spin.
+test test-matrix: export OMP_NUM_THREADS ?= 1
 
 .PHONY: bench test-matrix run test lab notebooks check pair clean
 
