@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from ddtree_lab.doctor.bugs import BUGS
 from ddtree_lab.doctor.checks import CHECKS
@@ -23,12 +25,20 @@ def named(value: object) -> str:
 
 
 @pytest.fixture(scope="module")
-def rows():
-    """What docs/doctor.md is made of, by section; in a process of its own, where shapes are not checked at run time."""
-    command = [sys.executable, "-m", "ddtree_lab.doctor.matrix", "--json"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=3000)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+def rows(tmp_path_factory):
+    """What docs/doctor.md is made of, by section; in a process of its own, where shapes are not checked at run time.
+
+    It takes minutes, so the first worker of pytest-xdist that asks makes it and the others read it.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    made = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "doctor-matrix.json"
+    with FileLock(f"{made}.lock"):
+        if not made.exists():
+            command = [sys.executable, "-m", "ddtree_lab.doctor.matrix", "--json"]
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=3000)
+            assert done.returncode == 0, done.stderr
+            made.write_text(done.stdout)
+    return json.loads(made.read_text())
 
 
 def one(rows: list[dict], **wanted: object) -> dict:
