@@ -111,12 +111,13 @@ def measure_costs(pair: Pair, repeats: int = 3, num_prompt_tokens: int = NUM_PRO
 
 
 def _seconds(run: Callable[[], Any]) -> float:
-    began = _clock()
+    began = clock()
     run()
-    return _clock() - began
+    return clock() - began
 
 
-def _clock() -> float:
+def clock() -> float:
+    """Seconds, after all that was asked of a device is done."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()

@@ -155,8 +155,8 @@ def generate(
         method=method, tree_budget=tree_budget, max_new_tokens=max_new_tokens,
         temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, verify_method=verify_method,
     )  # fmt: skip
-    # Plain decoding has no rounds, so any of the other methods will do for its settings.
-    settings = settings_for(pair, **{**said, "method": "ddtree" if method == AUTOREGRESSIVE else method})
+    # Plain decoding has no rounds; the chain will do for its settings, for it measures no costs.
+    settings = settings_for(pair, **{**said, "method": "dflash" if method == AUTOREGRESSIVE else method})
     input_ids = pair.encode(prompt_or_ids)
     tell = on_tokens or (lambda tokens: None)
     if method == AUTOREGRESSIVE:

@@ -17,7 +17,7 @@ import torch
 import ddtree_lab as dl
 from ddtree_lab.pipeline import State, advance, settings_for, start
 from ddtree_lab.records import format_bytes
-from ddtree_lab.stages.verify import verify_tree
+from ddtree_lab.stages.verify import logits_scale, verify_tree
 
 
 @contextmanager
@@ -89,13 +89,13 @@ def main():
         with measured(rows, f"round {number} (paths)"):
             paths = verify_tree(pair.target, before.cache, verification.tree, "paths")
         error = (verification.logits.float() - paths.logits.float()).abs().max()
-        scale = (paths.logits.float() - paths.logits.float().mean(-1, keepdim=True)).abs().max()
+        scale = logits_scale(paths.logits.float())
         same = int((verification.logits.argmax(-1) == paths.logits.argmax(-1)).sum())
         accepted = len(state.records["commit"].path) - 1
         print(
             f"round {number}: {verification.tree.num_nodes} nodes by {verification.method}, "
             f"{accepted} accepted drafts, largest difference from paths {float(error):.3g} "
-            f"on logits of scale {float(scale):.3g}, {same} of {len(paths.logits)} argmaxes alike"
+            f"on logits of scale {scale:.3g}, {same} of {len(paths.logits)} argmaxes alike"
         )
     print(f"\n{'stage':<18}{'seconds':>10}  peak memory on top")
     for name, seconds, extra in rows:

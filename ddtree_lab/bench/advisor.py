@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ddtree_lab.bench.rows import method_label
 from ddtree_lab.costs import RoundCosts, costs_of
 from ddtree_lab.decode import AUTOREGRESSIVE, Generation, generate
 from ddtree_lab.pair import Pair, Prompt
@@ -46,7 +47,7 @@ class Choice:
 
     @property
     def label(self) -> str:
-        return self.method if self.tree_budget is None else f"{self.method} {self.tree_budget}"
+        return method_label(self.method, self.tree_budget)
 
 
 @dataclass(frozen=True)

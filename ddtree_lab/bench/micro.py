@@ -133,14 +133,11 @@ def bench_round(pair: Pair, prompt: Any, tree_budget: int = 32, repeats: int = 3
             **common, "case": stage, **spread_fields("seconds", Spread.of([s[stage] for s in rounds])),
             **spread_fields("ratio", Spread.of(shares)), "ratio_to": "round",
         }  # fmt: skip
-    yield {
-        **common, "case": "all but draft and verify", "ratio_to": "round",
-        **spread_fields("ratio", Spread.of([_python_share(s, ("draft", "verify")) for s in rounds])),
-    }  # fmt: skip
-    yield {
-        **common, "case": "all but verify", "ratio_to": "round",
-        **spread_fields("ratio", Spread.of([_python_share(s, ("verify",)) for s in rounds])),
-    }  # fmt: skip
+    for without in (("draft", "verify"), ("verify",)):
+        yield {
+            **common, "case": f"all but {' and '.join(without)}", "ratio_to": "round",
+            **spread_fields("ratio", Spread.of([_python_share(s, without) for s in rounds])),
+        }  # fmt: skip
 
 
 def _python_share(seconds: Mapping[str, float], without: Sequence[str]) -> float:

@@ -12,6 +12,13 @@ from typing import Any
 
 Row = dict[str, Any]
 Key = tuple[Any, ...]
+
+
+def method_label(method: str, tree_budget: int | str | None) -> str:
+    """How results name a way to decode."""
+    return method if tree_budget is None else f"{method} {tree_budget}"
+
+
 KEY_OF_MICRO = ("bench", "subject", "case", "part", "nodes", "budget", "value")
 
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from ddtree_lab.bench.rows import Row, RowFile, environment, keyed, read_rows
-from ddtree_lab.bench.timing import clock
+from ddtree_lab.bench.rows import Row, RowFile, environment, keyed, method_label, read_rows
+from ddtree_lab.costs import clock
 from ddtree_lab.decode import AUTOREGRESSIVE, Generation, generate
 from ddtree_lab.pair import Pair, Prompt, bundled_prompts
 from ddtree_lab.pipeline import STAGES
@@ -39,7 +39,7 @@ class Job:
 
     @property
     def label(self) -> str:
-        return self.method if self.tree_budget is None else f"{self.method} {self.tree_budget}"
+        return method_label(self.method, self.tree_budget)
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,8 @@ def judged(rows: Sequence[Row]) -> list[Row]:
     found = keyed(rows, ("prompt", "method", "temperature", "seed", "max_new_tokens"))
     out = []
     for row in rows:
-        plain, base = same(row, AUTOREGRESSIVE), same(row, LIBRARY) or same(row, AUTOREGRESSIVE)
+        plain = same(row, AUTOREGRESSIVE)
+        base = same(row, LIBRARY) or plain
         comparable = plain is not None and (row["method"] != LIBRARY or row["temperature"] == 0)
         speed = row["num_emitted_tokens"] / row["seconds"]
         out.append(
@@ -243,6 +244,6 @@ def grouped(rows: Sequence[Row]) -> Iterator[tuple[tuple[str, float, str], list[
     """Rows by domain, temperature and label, in order."""
     groups: dict[tuple[str, float, str], list[Row]] = {}
     for row in rows:
-        label = row["method"] if row["tree_budget"] is None else f"{row['method']} {row['tree_budget']}"
+        label = method_label(row["method"], row["tree_budget"])
         groups.setdefault((row["domain"], row["temperature"], label), []).append(row)
     yield from groups.items()

@@ -6,13 +6,14 @@ same moment, so the ratio of neighbours is what is reported and absolute times a
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+
+from ddtree_lab.costs import clock
 
 Timed = Callable[[], Any]
 Prepare = Callable[[], Timed]
@@ -70,13 +71,6 @@ def interleaved(cases: Mapping[str, Prepare], repeats: int, warmups: int = 1) ->
             if turn >= 0:
                 seconds[name].append(taken)
     return Timings({name: tuple(values) for name, values in seconds.items()})
-
-
-def clock() -> float:
-    """Seconds, after all that was asked of a device is done."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 def peak_bytes(call: Timed, there: tuple[torch.Tensor, ...] = ()) -> int:

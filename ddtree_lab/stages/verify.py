@@ -316,7 +316,7 @@ def _probe(target: PreTrainedModel) -> tuple[float, float]:
     _, cache, tree = _trial(target)
     masked = _verify_masked(target, cache, tree, "tree", None, ()).logits.float()
     alone = _verify_paths(target, cache, tree, ()).logits.float()
-    return float((masked - alone).abs().max()), _scale(alone)
+    return float((masked - alone).abs().max()), logits_scale(alone)
 
 
 def _probe_cache(target: PreTrainedModel) -> tuple[float, float]:
@@ -330,7 +330,7 @@ def _probe_cache(target: PreTrainedModel) -> tuple[float, float]:
     texts = torch.tensor([[*before, *tree.token_ids[tree.path(leaf)].tolist()] for leaf in tree.leaves()])
     rows = run_target(target, texts, None).logits.float()
     alone = torch.stack([rows[0, 6], rows[0, 7], rows[1, 7], rows[0, 8], rows[1, 8]])  # in the tree's order
-    return float((found - alone).abs().amax(-1).median()), _scale(alone)
+    return float((found - alone).abs().amax(-1).median()), logits_scale(alone)
 
 
 def _trial(target: PreTrainedModel) -> tuple[list[int], Cache, DraftTree]:
@@ -342,7 +342,8 @@ def _trial(target: PreTrainedModel) -> tuple[list[int], Cache, DraftTree]:
     return ids[:6], cache, DraftTree.from_parents(ids[6:11], [-1, 0, 0, 1, 2])
 
 
-def _scale(logits: Tensor) -> float:
+def logits_scale(logits: Tensor) -> float:
+    """Largest distance of a logit from its row's mean: what differences are compared with."""
     return float((logits - logits.mean(-1, keepdim=True)).abs().max())
 
 

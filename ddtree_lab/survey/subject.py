@@ -15,6 +15,7 @@ from transformers.cache_utils import Cache
 from ddtree_lab.stages.cache import make_cache
 from ddtree_lab.stages.forward import prefill, run_target
 from ddtree_lab.stages.tree import DraftTree
+from ddtree_lab.stages.verify import logits_scale
 
 NOISE_FACTOR = 30.0  # a difference this many times the rounding noise is no rounding
 NOISE_FLOOR = 1e-5  # of the logits' scale, for targets whose noise happens to be nil
@@ -84,8 +85,7 @@ class Subject:
 
     @cached_property
     def scale(self) -> float:
-        rows = self.truth(self.text)
-        return float((rows - rows.mean(-1, keepdim=True)).abs().max())
+        return logits_scale(self.truth(self.text))
 
     @cached_property
     def noise(self) -> float:
