@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from lab import unpack_wheel
 from watching import PROMPT, ROOT
 
 import ddtree_lab as dl
@@ -26,6 +27,12 @@ def browser() -> Iterator:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory) -> Path:
+    """The built wheel, unpacked: first on the path of what a JupyterLab runs."""
+    return unpack_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="session")

@@ -1,40 +1,25 @@
-"""A real JupyterLab on loopback, with the built wheel first on the path: what a notebook's reader sees."""
+"""Views and the widget in a real JupyterLab: what a notebook's reader sees and can do."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import nbformat
 import pytest
-from watching import PROMPT, ROOT, Watch, focused, violations
+from lab import FRAME, Lab, serving, write_notebook
+from watching import PROMPT, focused, violations
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
-SESSION = "window.jupyterapp?.shell?.currentWidget?.sessionContext"
-FRAME = "iframe.ddtree-lab-frame"
 CELLS = [
     "import ddtree_lab as dl\nprint(dl.__file__)\na, b = dl.Trace.load('a.json'), dl.Trace.load('b.json')",
     "dl.view(a)",
     "dl.view((a, b))",
 ]
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory) -> Path:
-    """The wheel, unpacked as pip installs it; the editable checkout comes after it on the path."""
-    folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
-    (wheel,) = folder.glob("*.whl")
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target"]
-    subprocess.run([*install, str(folder / "site"), str(wheel)], check=True, capture_output=True)
-    return folder / "site"
 
 
 @pytest.fixture(scope="module")
@@ -44,102 +29,8 @@ def lab(site, tmp_path_factory, trace, other_trace):
     trace.save(folder / "a.json")
     other_trace.save(folder / "b.json")
     write_notebook(folder / "views.ipynb", CELLS)
-    private = {
-        name: str(folder / f".{name}") for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "IPYTHONDIR")
-    }
-    settings = dict(
-        ip="127.0.0.1", port="0", token="", password="", open_browser="False", allow_root="True",
-        root_dir=str(folder), disable_check_xsrf="True",
-    )  # fmt: skip
-    options = [f"--ServerApp.{key}={value}" for key, value in settings.items()]
-    command = [
-        sys.executable,
-        "-m",
-        "jupyterlab",
-        "--LabApp.expose_app_in_browser=True",
-        "--no-browser",
-        *options,
-    ]
-    environment = {
-        **os.environ,
-        **private,
-        "PYTHONPATH": str(site),
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-    }
-    with (folder / "log").open("w") as log:
-        server = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
-    try:
-        yield address(folder / "log", server), folder
-    finally:
-        server.terminate()
-        try:
-            server.wait(5)
-        except subprocess.TimeoutExpired:
-            server.kill()
-
-
-def address(log: Path, server: subprocess.Popen) -> str:
-    for _ in range(300):
-        found = re.search(r"http://127\.0\.0\.1:\d+/", log.read_text())
-        if found:
-            return found.group(0)
-        assert server.poll() is None, log.read_text()
-        time.sleep(0.1)
-    raise AssertionError(log.read_text())
-
-
-def write_notebook(path: Path, cells: list[str]) -> None:
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    nbformat.write(notebook, path)
-
-
-class Lab:
-    """A JupyterLab page with one notebook open."""
-
-    def __init__(self, browser, base: str, notebook: str, **context) -> None:
-        self.base = base
-        self.context = browser.new_context(viewport={"width": 1400, "height": 1000}, **context)
-        self.page = self.context.new_page()
-        self.watch = Watch(self.page, allowed=base)
-        self.notebook = notebook
-
-    def open(self) -> Lab:
-        self.page.goto(f"{self.base}lab/tree/{self.notebook}?reset")
-        self.page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60000)
-        return self
-
-    def command(self, name: str, **arguments) -> None:
-        execute = "([name, args]) => window.jupyterapp.commands.execute(name, args).then(() => null)"
-        self.page.evaluate(execute, [name, arguments])
-
-    def ready(self) -> None:
-        """Wait until the kernel answers; what is run before that is lost."""
-        self.page.wait_for_function(
-            f"{SESSION}?.session?.kernel?.connectionStatus === 'connected'", timeout=60000
-        )
-        self.page.evaluate(f"{SESSION}.session.kernel.info.then(() => null)")
-        self.page.wait_for_selector(".jp-Notebook-ExecutionIndicator[data-status=idle]", timeout=60000)
-
-    def shut_down_kernel(self) -> None:
-        self.page.evaluate(f"{SESSION}.shutdown().then(() => null)")
-
-    def run_all(self) -> Lab:
-        self.ready()
-        self.command("notebook:run-all-cells")
-        return self
-
-    def view(self, index: int):
-        """The frame of the view with that number, drawn."""
-        frame = self.page.locator(FRAME).nth(index)
-        frame.wait_for(timeout=60000)
-        inner = frame.element_handle().content_frame()
-        inner.wait_for_selector(".ddt-header", timeout=30000)
-        return inner
-
-    def close(self) -> None:
-        self.context.close()
+    with serving(folder, site) as base:
+        yield base, folder
 
 
 @pytest.fixture(scope="module")
@@ -381,28 +272,3 @@ def test_the_last_picture_stays_when_the_kernel_is_lost(live):
     page.locator("input[type=range]").fill("1")
     assert page.locator(".ddt-budget output").inner_text().startswith("1 of")
     assert page.locator("[role=treeitem]").count() >= nodes - 1
-
-
-def test_the_first_notebook_runs_from_top_to_bottom_in_both_themes(browser, lab, screenshots):
-    base, folder = lab
-    notebook = nbformat.read(ROOT / "notebooks" / "01_one_round_by_hand.ipynb", 4)
-    for cell in notebook.cells:
-        if cell.cell_type == "code":
-            cell.outputs, cell.execution_count = [], None
-    nbformat.write(notebook, folder / "one_round.ipynb")
-    lesson = Lab(browser, base, "one_round.ipynb").open().run_all()
-    cells = "window.jupyterapp.shell.currentWidget.content.model.toJSON().cells.filter(c => c.cell_type === 'code')"
-    lesson.page.wait_for_function(f"{cells}.every(c => c.execution_count)", timeout=120000)
-    ran = lesson.page.evaluate(cells)
-    assert [cell["execution_count"] for cell in ran] == [*range(1, len(ran) + 1)]
-    assert [out for cell in ran for out in cell["outputs"] if out["output_type"] == "error"] == []
-    area = lesson.page.locator(".jp-WindowedPanel-outer").first
-    for theme in ("Dark", "Light"):
-        lesson.command("apputils:change-theme", theme=f"JupyterLab {theme}")
-        lesson.page.wait_for_function(f"document.body.dataset.jpThemeName === 'JupyterLab {theme}'")
-        for place, name in ((0.0, "top"), (0.22, "tree"), (0.75, "round")):
-            area.evaluate("(e, place) => e.scrollTop = place * e.scrollHeight", place)
-            lesson.page.wait_for_timeout(500)
-            lesson.page.screenshot(path=screenshots / f"notebook-1-{theme.lower()}-{name}.png")
-    assert lesson.watch.external == []
-    lesson.close()
