@@ -1,12 +1,13 @@
 """The command line: `ddtree-lab` and `python -m ddtree_lab`.
 
 Each command is a module with `add_arguments` and `execute`; here is only what they share: one-line usage
-errors (exit 2), a clean end on Ctrl-C and on a closed pipe.
+errors (exit 2), a clean end on Ctrl-C, on a closed pipe and on a full disk.
 """
 
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import io
 import os
@@ -31,6 +32,7 @@ COMMANDS = {
     "env": "versions, kernels, devices, and what each implies",
 }
 EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
+NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
 class UsageError(Exception):
@@ -67,14 +69,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status = int(args.execute(args))
         sys.stdout.flush()
-    except UsageError as error:
-        return _complain(args.command, str(error), EXIT_USAGE)
     except KeyboardInterrupt:
         return _complain(args.command, "interrupted", EXIT_INTERRUPTED)
-    except BrokenPipeError:
-        # The reader is gone. Python would complain once more when it closes stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    except (UsageError, OSError) as error:
+        cause = error if isinstance(error, OSError) else error.__cause__
+        number = cause.errno if isinstance(cause, OSError) else None
+        if number in (errno.EPIPE, *NO_ROOM):
+            # Python would complain once more when it closes a stdout that takes nothing.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if number == errno.EPIPE:  # the reader is gone
+            return 1
+        if isinstance(error, UsageError) or number in NO_ROOM:
+            return _complain(args.command, str(error), EXIT_USAGE)
+        raise
     return status
 
 

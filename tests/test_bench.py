@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from models import hybrid, random_ids
@@ -143,18 +139,6 @@ def test_a_killed_sweep_goes_on_where_it_was_and_does_nothing_twice(pair, tmp_pa
     assert len(new) == len(whole) - 6
     assert len(read_rows(tmp_path / "again/rows-0.jsonl")) == len(whole)
     assert named(again) == named(whole)
-
-
-def test_two_processes_share_the_prompts_and_have_the_rows_of_one(pair, tmp_path, monkeypatch):
-    whole = run_sweep(pair, prompts(), SWEEP, tmp_path / "one")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    counts = []
-    for rank in ("0", "1"):
-        monkeypatch.setenv("RANK", rank)
-        rows = run_sweep(pair, prompts(), SWEEP, tmp_path / "two")
-        counts.append(len(read_rows(tmp_path / f"two/rows-{rank}.jsonl")))
-    assert sum(counts) == len(whole) and min(counts) > 0
-    assert named(rows) == named(whole)
 
 
 def recorded(max_new_tokens=40):
@@ -309,41 +293,3 @@ def test_a_usage_error_is_one_line(arguments, said, capsys, tmp_path):
     assert main(["bench", *arguments, "--out", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
-
-
-@pytest.mark.slow
-def test_torchrun_and_a_kill_lose_nothing(tmp_path):
-    """Two real processes; one is killed in the middle, then one process finishes the rest."""
-    arguments = ["-m", "ddtree_lab", "bench", "--prompts", "chat", "--limit", "4", "--tree-budgets", "8"]
-    arguments += [
-        "--methods",
-        "autoregressive,ddtree",
-        "--max-new-tokens",
-        "20",
-        "--out",
-        str(tmp_path),
-        "--json",
-    ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, *arguments], stdout=subprocess.DEVNULL,
-            env={**environment, "RANK": str(rank), "WORLD_SIZE": "2"},
-        )
-        for rank in (0, 1)
-    ]  # fmt: skip
-    file = tmp_path / "rows-1.jsonl"
-    while processes[1].poll() is None and not (file.exists() and file.read_bytes().count(b"\n")):
-        pass
-    processes[1].kill()
-    for process in processes:
-        process.wait()
-    done = read_rows(*sorted(tmp_path.glob("rows-*.jsonl")))
-    out = subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, env=environment, check=True
-    ).stdout
-    rows = [json.loads(line) for line in out.splitlines()]
-    assert len(rows) == 8 and all(row["lossless"] for row in rows)
-    found = read_rows(*sorted(tmp_path.glob("rows-*.jsonl")))
-    assert len(found) == 8 and all(row in found for row in done)
-    assert Path(tmp_path / "speedup.svg").exists() or not np.any([row.get("num_rounds") for row in rows])

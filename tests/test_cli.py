@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -203,6 +204,16 @@ def test_a_closed_pipe_is_quiet():
     os.close(write)
     assert process.returncode == 1
     assert process.stderr == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("arguments", [["env"], ["env", "--json"]])
+def test_output_that_finds_no_room_is_one_line(arguments):
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "ddtree_lab", *arguments]
+        process = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert process.returncode == 2
+    assert process.stderr == "ddtree-lab env: error: [Errno 28] No space left on device\n"
 
 
 def test_narrow_and_ascii_terminals_get_what_they_can_show(capsys, monkeypatch):

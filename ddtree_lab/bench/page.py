@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from ddtree_lab.bench.rows import KEY_OF_MICRO, Row, keyed, read_rows
 from ddtree_lab.bench.sweep import KEY, judged
 from ddtree_lab.bench.tables import Table, goals_table, milliseconds, ratio, sweep_table
 from ddtree_lab.records import format_bytes
+from ddtree_lab.trace import write_atomically
 
 PAGE = Path("docs/performance.md")
 
@@ -72,7 +72,7 @@ def write_page(folder: str | Path, page: Path = PAGE) -> Path:
     for soak in read_rows(folder / "soak.jsonl")[-1:]:
         parts += ["## Soak", _soak(soak)]
     page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    write_atomically(page, "\n\n".join(parts) + "\n")
     return page
 
 
@@ -160,5 +160,5 @@ def _picture(plot: Path | None, page: Path, words: str) -> list[str]:
         return []
     figures = page.parent / "figures"
     figures.mkdir(parents=True, exist_ok=True)
-    shutil.copy(plot, figures / plot.name)
+    write_atomically(figures / plot.name, plot.read_bytes())
     return [f"![{words}](figures/{plot.name})"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 
 from ddtree_lab.bench.rows import Row
 from ddtree_lab.bench.sweep import grouped
+from ddtree_lab.trace import write_atomically
 
 
 def figure(width: float = 6.4, height: float = 3.8) -> tuple[Any, Any] | None:
@@ -23,7 +25,9 @@ def figure(width: float = 6.4, height: float = 3.8) -> tuple[Any, Any] | None:
 
 
 def save(made: Any, path: Path) -> Path:
-    made.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    content = io.BytesIO()
+    made.savefig(content, format="svg", metadata={"Date": None})
+    write_atomically(path, content.getvalue())
     return path
 
 

@@ -70,7 +70,11 @@ class RowFile:
         yield from read_rows(self.path)
 
     def append(self, row: Row) -> None:
-        """Add a row; when this returns it is on the disk."""
+        """Add a row; when this returns it is on the disk.
+
+        Raises:
+            OSError: naming the file, which is as it was before.
+        """
         line = json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
         handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -79,8 +83,10 @@ class RowFile:
             try:
                 _write_all(handle, line.encode())
                 os.fsync(handle)
-            except BaseException:  # a full disk, Ctrl-C: half a line is no row
+            except BaseException as error:  # a full disk, Ctrl-C: half a line is no row
                 os.ftruncate(handle, end)
+                if isinstance(error, OSError):
+                    raise OSError(error.errno, error.strerror, str(self.path)) from error
                 raise
             os.ftruncate(handle, end + len(line.encode()))
         finally:

@@ -7,8 +7,6 @@ each prompt and temperature all methods run one after another, each prompt begin
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,15 +14,27 @@ from typing import Any
 
 import torch
 
-from ddtree_lab.bench.rows import Row, RowFile, environment, keyed, method_label, read_rows
+from ddtree_lab.bench.processes import Processes
+from ddtree_lab.bench.rows import Key, Row, RowFile, environment, keyed, method_label, read_rows
 from ddtree_lab.costs import clock
 from ddtree_lab.decode import AUTOREGRESSIVE, Generation, generate
-from ddtree_lab.pair import Pair, Prompt, bundled_prompts
+from ddtree_lab.pair import Pair, Prompt
 from ddtree_lab.pipeline import STAGES
 
 LIBRARY = "library"  # the target's own `generate`
 METHODS = (LIBRARY, AUTOREGRESSIVE, "dflash", "ddtree")
-KEY = ("pair", "prompt", "method", "tree_budget", "temperature", "seed", "max_new_tokens")
+_TEXT = (
+    "pair",
+    "drafter",
+    "setup",
+    "domain",
+    "prompt",
+    "prompt_sha256",
+    "temperature",
+    "seed",
+    "max_new_tokens",
+)
+KEY = (*_TEXT, "method", "tree_budget")
 
 
 @dataclass(frozen=True)
@@ -44,13 +54,20 @@ class Job:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What to decode: every prompt with every job."""
+    """What to decode: every prompt with every job.
+
+    Args:
+        drafter: as it was asked for; rows of another drafter are other rows.
+        setup: what else was asked for of the pair: quantisation, revision, ….
+    """
 
     methods: tuple[str, ...] = METHODS
     tree_budgets: tuple[int | str, ...] = (8, 16, 32, 64)
     temperatures: tuple[float, ...] = (0.0,)
     seed: int = 0
     max_new_tokens: int = 100
+    drafter: str = ""
+    setup: str = ""
 
     def jobs(self, temperature: float) -> list[Job]:
         return [
@@ -60,81 +77,61 @@ class Sweep:
         ]
 
 
-def read_prompts(source: str) -> list[Prompt]:
-    """The prompts of a sweep.
-
-    Args:
-        source: `"bundled"`, or `"chat"`, `"docs"`, `"code"` of them; a text file with a prompt a line; or JSON
-            lines with `prompt` (or `question`) and, if there is one, `id`.
-
-    Raises:
-        ValueError: a file without prompts, or with lines of another kind.
-    """
-    if source in ("bundled", "chat", "docs", "code"):
-        return bundled_prompts(None if source == "bundled" else source)
-    path = Path(source)
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    if path.suffix == ".jsonl":
-        entries = [json.loads(line) for line in lines]
-        texts = [entry.get("prompt") or entry.get("question") for entry in entries]
-        names = [str(entry.get("id", entry.get("task_id", i))) for i, entry in enumerate(entries)]
-    else:
-        texts, names = list(lines), [str(i) for i in range(len(lines))]
-    if not texts or not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"--prompts {source}: give a text a line, or JSON lines that have a prompt.")
-    return [
-        Prompt(name, "chat", path.stem, text) for name, text in zip(names, texts, strict=True)
-    ]  # fmt: skip
-
-
 def run_sweep(
     pair: Pair,
     prompts: Sequence[Prompt],
     sweep: Sweep,
     folder: str | Path,
     on_row: Callable[[Row], None] = lambda row: None,
+    processes: Processes | None = None,
 ) -> list[Row]:
-    """Do what is missing in a folder; the rows of this sweep found there at the end, in order.
+    """Do what is missing in a folder; all rows of this sweep, in order.
 
-    Under `torchrun` or `accelerate launch` each process takes its share of the prompts and writes a file of its own.
+    Args:
+        processes: each does its share of the prompts, writes a file of its own, and is given the rows of all.
     """
-    folder = Path(folder)
+    folder, processes = Path(folder), processes or Processes()
     folder.mkdir(parents=True, exist_ok=True)
-    rank, world_size = process_place()
     done = keyed(read_rows(*sorted(folder.glob("rows-*.jsonl"))), KEY)
-    file = RowFile(folder / f"rows-{rank}.jsonl")
-    is_warm = False
-    for index in range(rank, len(prompts), world_size):
-        prompt = prompts[index]
+    file = RowFile(folder / f"rows-{processes.index}.jsonl")
+    share, is_warm = processes.share(range(len(prompts))), False
+    for index in share:
         for temperature in sweep.temperatures:
             jobs = sweep.jobs(temperature)
-            missing = [job for job in jobs if key_of(pair, prompt, job) not in done]
-            missing = missing[index % len(missing) :] + missing[: index % len(missing)] if missing else []
+            missing = [job for job in jobs if key_of(pair, prompts[index], sweep, job) not in done]
+            turn = index % max(1, len(missing))
             if missing and not is_warm:  # what happens once a process is nobody's time
-                _warm_up(pair, prompt, jobs)
+                _warm_up(pair, prompts[index], jobs)
                 is_warm = True
-            for job in missing:
-                row = measured(pair, prompt, job)
-                file.append(row)
-                done[key_of(pair, prompt, job)] = row
+            for job in (*missing[turn:], *missing[:turn]):
+                row = measured(pair, prompts[index], sweep, job)
+                if processes.writes:
+                    file.append(row)
+                done[key_of(pair, prompts[index], sweep, job)] = row
                 on_row(row)
-    asked = [
-        key_of(pair, prompt, job)
-        for prompt in prompts
-        for temperature in sweep.temperatures
-        for job in sweep.jobs(temperature)
-    ]
-    return judged([done[key] for key in asked if key in done])
+    mine = _keys(pair, [prompts[index] for index in share], sweep)
+    found = keyed(processes.gather([done[key] for key in mine]), KEY)
+    return judged([found[key] for key in _keys(pair, prompts, sweep)])
 
 
-def process_place() -> tuple[int, int]:
-    """Number of the process, and how many there are, as launchers say it."""
-    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+def _keys(pair: Pair, prompts: Sequence[Prompt], sweep: Sweep) -> list[Key]:
+    """Of all decodes that are asked for, each once, in order."""
+    jobs = [job for temperature in sweep.temperatures for job in sweep.jobs(temperature)]
+    return list(dict.fromkeys(key_of(pair, prompt, sweep, job) for prompt in prompts for job in jobs))
 
 
-def key_of(pair: Pair, prompt: Prompt, job: Job) -> tuple:
-    named = {"pair": pair.name, "prompt": prompt.id, **asdict(job)}
+def key_of(pair: Pair, prompt: Prompt, sweep: Sweep, job: Job) -> Key:
+    named = _named(pair, prompt, sweep, job)
     return tuple(named[name] for name in KEY)
+
+
+def _named(pair: Pair, prompt: Prompt, sweep: Sweep, job: Job) -> Row:
+    """What was asked for, as fields of a row."""
+    return {
+        "pair": pair.name, "drafter": sweep.drafter, "setup": sweep.setup,
+        "prompt": prompt.id, "prompt_sha256": _digest(prompt.text), "domain": prompt.domain, "kind": prompt.kind,
+        **asdict(job),
+    }  # fmt: skip
 
 
 def _warm_up(pair: Pair, prompt: Prompt, jobs: Sequence[Job]) -> None:
@@ -142,17 +139,11 @@ def _warm_up(pair: Pair, prompt: Prompt, jobs: Sequence[Job]) -> None:
         _decode(pair, prompt, job, max_new_tokens=8)
 
 
-def measured(pair: Pair, prompt: Prompt, job: Job) -> Row:
+def measured(pair: Pair, prompt: Prompt, sweep: Sweep, job: Job) -> Row:
     """Decode once; what came of it as a row."""
     found = _decode(pair, prompt, job, job.max_new_tokens)
-    row: Row = {
-        "pair": pair.name,
-        "prompt": prompt.id,
-        "domain": prompt.domain,
-        "kind": prompt.kind,
-        **asdict(job),
-    }
-    row |= {"token_ids": list(found.token_ids), "text_sha256": _digest(found.token_ids)}
+    row = _named(pair, prompt, sweep, job)
+    row |= {"token_ids": list(found.token_ids), "text_sha256": _digest(",".join(map(str, found.token_ids)))}
     row |= {"num_emitted_tokens": len(found.token_ids), "seconds": found.seconds}
     if found.generation is not None:
         row |= _round_fields(found.generation)
@@ -201,8 +192,8 @@ def _round_fields(made: Generation) -> Row:
     }  # fmt: skip
 
 
-def _digest(token_ids: Sequence[int]) -> str:
-    return hashlib.sha256(",".join(map(str, token_ids)).encode()).hexdigest()[:16]
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def judged(rows: Sequence[Row]) -> list[Row]:
@@ -212,9 +203,9 @@ def judged(rows: Sequence[Row]) -> list[Row]:
     """
 
     def same(row: Row, method: str) -> Row | None:
-        return found.get((row["prompt"], method, row["temperature"], row["seed"], row["max_new_tokens"]))
+        return found.get((*(row.get(name) for name in _TEXT), method))
 
-    found = keyed(rows, ("prompt", "method", "temperature", "seed", "max_new_tokens"))
+    found = keyed(rows, (*_TEXT, "method"))
     out = []
     for row in rows:
         plain = same(row, AUTOREGRESSIVE)

@@ -9,7 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddtree_lab.cli import UsageError
-from ddtree_lab.commands.pair_arguments import USER_ERRORS, add_pair_arguments, load_pair_named
+from ddtree_lab.commands.pair_arguments import (
+    USER_ERRORS,
+    add_pair_arguments,
+    load_pair_named,
+    pair_options,
+)
 from ddtree_lab.commands.run import _budgets, _positive
 
 if TYPE_CHECKING:
@@ -39,7 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prompts",
         default="bundled",
         metavar="FILE",
-        help="bundled, chat, docs, code, a text file (a prompt a line) or JSON lines (default bundled)",
+        help="bundled, chat, docs, code; humaneval or gsm8k, by the package datasets; a text file (a prompt a line) or "
+        "JSON lines (default bundled)",
     )
     parser.add_argument(
         "--methods",
@@ -104,7 +110,7 @@ def _show(args: argparse.Namespace, console: Console, rows: list[Row], *tables: 
 
 
 def _chosen_prompts(args: argparse.Namespace) -> list[Any]:
-    from ddtree_lab.bench.sweep import read_prompts
+    from ddtree_lab.bench.prompts import read_prompts
 
     prompts = read_prompts(args.prompts)
     if args.limit is None:
@@ -125,30 +131,40 @@ def _sweep_of(args: argparse.Namespace) -> Sweep:
     if unknown:
         raise UsageError(f"--methods has {', '.join(unknown)}; choose of {', '.join(METHODS)}.")
     return Sweep(
-        tuple(methods), tuple(args.tree_budgets), tuple(args.temperatures), args.seed, args.max_new_tokens
-    )
+        tuple(methods), tuple(args.tree_budgets), tuple(args.temperatures), args.seed, args.max_new_tokens,
+        args.drafter or "", _setup(args),
+    )  # fmt: skip
+
+
+def _setup(args: argparse.Namespace) -> str:
+    """Options of the pair that are not what they are by default: rows of another set-up are other rows."""
+    options = pair_options(args).items()
+    return ", ".join(f"{name} {value}" for name, value in options if value not in (None, "auto", []))
 
 
 def _sweep(args: argparse.Namespace, console: Console) -> int:
+    from ddtree_lab.bench.papers import paper_table
     from ddtree_lab.bench.plots import plot_sweep
-    from ddtree_lab.bench.sweep import process_place, run_sweep
+    from ddtree_lab.bench.processes import Processes, own_device
+    from ddtree_lab.bench.sweep import run_sweep
     from ddtree_lab.bench.tables import sweep_table
 
     sweep, prompts = _sweep_of(args), _chosen_prompts(args)
+    processes = Processes(are_one=args.tp_plan is not None)
+    if processes.count > 1 and args.target and not args.device_map:
+        args.device_map = own_device()  # a copy of the model each
     pair = load_pair_named(args)
-    rank, world_size = process_place()
     per_prompt = sum(len(sweep.jobs(temperature)) for temperature in sweep.temperatures)
-    total = len(range(rank, len(prompts), world_size)) * per_prompt
-    with _progress(console) as progress:
-        task = progress.add_task("decodes", total=total)
-        rows = run_sweep(pair, prompts, sweep, args.out, lambda row: progress.advance(task))
-    if rank == 0:
-        _show(args, console, rows, sweep_table(rows))
+    with _progress(console, shown=processes.is_first) as progress:
+        task = progress.add_task("decodes", total=len(processes.share(prompts)) * per_prompt)
+        rows = run_sweep(pair, prompts, sweep, args.out, lambda row: progress.advance(task), processes)
+    if processes.is_first:
+        _show(args, console, rows, sweep_table(rows), paper_table(rows))
         plot_sweep(rows, args.out)
     return 0 if all(row["lossless"] is not False for row in rows) else 1
 
 
-def _progress(console: Console) -> Any:
+def _progress(console: Console, shown: bool) -> Any:
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -161,7 +177,7 @@ def _progress(console: Console) -> Any:
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
     )  # fmt: skip
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    return Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal))
 
 
 def _micro(args: argparse.Namespace, console: Console) -> int:
