@@ -25,7 +25,7 @@ from ddtree_lab.costs import RoundCosts, costs_of
 from ddtree_lab.pair import Pair
 from ddtree_lab.records import Record
 from ddtree_lab.sampling import Sampler
-from ddtree_lab.stages.cache import cache_length, make_cache, sliding_windows
+from ddtree_lab.stages.cache import LayerReport, cache_length, describe_cache, make_cache, sliding_windows
 from ddtree_lab.stages.commit import commit_path
 from ddtree_lab.stages.draft import Context, Draft, draft_block, extend_context
 from ddtree_lab.stages.forward import prefill
@@ -118,6 +118,8 @@ class Commit(Record):
         cache_length: tokens the cache holds now.
         num_context_rows: rows of the drafter's context now, one for each token in the cache.
         finish_reason: `"eos"`, `"length"`, `"stop"`, or None while it goes on.
+        tree: the round's, where it is known; for pictures.
+        layers: of the target's cache, as described before the first round; for pictures.
     """
 
     path: tuple[int, ...]
@@ -125,6 +127,8 @@ class Commit(Record):
     cache_length: int
     num_context_rows: int
     finish_reason: str | None
+    tree: DraftTree | None = None
+    layers: tuple[LayerReport, ...] = ()
 
     def __rich__(self) -> str:
         end = f"; the text ends ({self.finish_reason})" if self.finish_reason else ""
@@ -146,6 +150,7 @@ class State:
         stage_seconds: their durations.
         first_logits: the logits that gave the first token, [1, vocab], until the first round.
         pace: what the rounds so far have taught, where each chooses its own budget.
+        layers: of the cache, as described once after the prefill.
     """
 
     token_ids: tuple[int, ...]
@@ -158,6 +163,7 @@ class State:
     stage_seconds: dict[str, float] = field(default_factory=dict)
     first_logits: Tensor | None = None
     pace: Pace | None = None
+    layers: tuple[LayerReport, ...] = ()
 
     @property
     def anchor_token_id(self) -> int:
@@ -193,6 +199,7 @@ def start(pair: Pair, input_ids: Int[Tensor, "1 rows"], settings: Settings) -> S
     return State(
         token_ids, len(prompt), cache, context,
         finish_reason=finish_reason, first_logits=out.logits[0], pace=pace,
+        layers=describe_cache(cache).layers,
     )  # fmt: skip
 
 
@@ -287,7 +294,9 @@ def _commit(pair: Pair, settings: Settings, state: State) -> tuple[Commit, dict[
     committed = verification.tree.token_ids[rows].tolist()
     context = extend_context(pair.drafter, taps, state.context, committed)
     pace = state.pace and state.pace.after(verification.tree, walk.num_accepted_drafts, len(emitted))
-    record = Commit(path, emitted, cache_length(cache), context.num_rows, finish_reason)
+    record = Commit(
+        path, emitted, cache_length(cache), context.num_rows, finish_reason, verification.tree, state.layers
+    )
     changes = dict(
         token_ids=token_ids,
         cache=cache,

@@ -33,12 +33,14 @@ class TreeMask(Record):
         past_length: committed tokens before the root.
         windowed: the masks of sliding-window layers by window size. Their cache holds the last
             `window - 1` committed rows only, so these masks are narrower.
+        tree: what the rows are, where it is known; for pictures.
     """
 
     additive: Float[Tensor, "1 1 node keys"]
     position_ids: Int[Tensor, "1 node"]
     past_length: int
     windowed: dict[int, Float[Tensor, "1 1 node windowed_keys"]] = field(default_factory=dict)
+    tree: DraftTree | None = None
 
     @property
     def visible(self) -> Bool[Tensor, "node keys"]:
@@ -106,6 +108,7 @@ def build_mask(
         position_ids=torch.from_numpy(positions).to(device)[None],
         past_length=past_length,
         windowed=windowed,
+        tree=tree,
     )
 
 

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ddtree_lab.records import Record
@@ -23,10 +23,12 @@ class Walk(Record):
     Args:
         path: accepted nodes, root first.
         target_token_ids: the target's choice at every node, as it was given.
+        tree: what was walked, where it is known; for pictures.
     """
 
     path: tuple[int, ...]
     target_token_ids: tuple[int, ...]
+    tree: DraftTree | None = field(default=None, compare=False)
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -82,7 +84,7 @@ def walk_tree(tree: DraftTree, target_token_ids: Any) -> Walk:
     path = [0]
     while (child := tree.children(path[-1]).get(tokens[path[-1]])) is not None:
         path.append(child)
-    return Walk(tuple(path), tuple(tokens))
+    return Walk(tuple(path), tuple(tokens), tree)
 
 
 def linear_chain(tree: DraftTree, target_token_ids: Any) -> Walk:
@@ -102,7 +104,7 @@ def linear_chain(tree: DraftTree, target_token_ids: Any) -> Walk:
     end = 0
     while end + 1 < tree.num_nodes and tokens[end] == tree.token_ids[end + 1]:
         end += 1
-    return Walk(tuple(range(end + 1)), tuple(tokens))
+    return Walk(tuple(range(end + 1)), tuple(tokens), tree)
 
 
 def _checked(tree: DraftTree, target_token_ids: Any) -> list[int]:

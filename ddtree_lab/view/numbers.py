@@ -20,6 +20,16 @@ def probability(log_prob: float | None) -> str:
     return "<0.01" if value < 0.005 else f"{value:.2f}"
 
 
+def log_text(log_prob: float) -> str:
+    """A log-probability with three digits, as the browser writes it.
+
+    >>> log_text(-0.0004), log_text(-0.051), log_text(-0.357), log_text(-10.09)
+    ('0.000', '−0.051', '−0.36', '−10.09')
+    """
+    size = abs(log_prob)
+    return f"{'−' if log_prob <= -0.0005 else ''}{size:.{0 if size >= 99.5 else 2 if size >= 0.0995 else 3}f}"
+
+
 def step_log_prob(round_: Row, node: int) -> float | None:
     """The drafter's log-probability of a node's token at its depth."""
     own, above = round_["log_probs"][node], round_["log_probs"][round_["parents"][node]]

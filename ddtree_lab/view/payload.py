@@ -119,7 +119,7 @@ def _top(round_: Round, trace: Trace) -> list[list[list[Any]]] | None:
     if round_.target_top_ids is None or round_.target_top_log_probs is None:
         return None
     rows = round_.target_top_ids.tolist()
-    text = {token: _piece_text(trace, token) for token in {token for row in rows for token in row}}
+    text = {token: token_text(trace, token) for token in {token for row in rows for token in row}}
     values = written(round_.target_top_log_probs, DIGITS)
     return [
         [[token, text[token], value] for token, value in zip(row, known, strict=True)]
@@ -127,7 +127,8 @@ def _top(round_: Round, trace: Trace) -> list[list[list[Any]]] | None:
     ]
 
 
-def _piece_text(trace: Trace, token: int) -> str:
+def token_text(trace: Trace, token: int) -> str:
+    """A token's visible text; its bytes where they are only part of a character."""
     piece = trace.bytes_of(token)
     return visible_text(trace.text_of(token)) if piece is None else f"‹{piece.hex(' ')}›"
 

@@ -62,6 +62,7 @@ class Picture:
     body: str
     title: str
     description: str
+    style: str = ""  # more than `STYLE`
 
     def to_svg(self, theme: str = "auto") -> str:
         """The whole file.
@@ -78,13 +79,13 @@ class Picture:
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" class="ddtree" role="img" {size}>\n'
             f"<title>{escape(self.title)}</title>\n<desc>{escape(self.description)}</desc>\n"
-            f"<style>{_style(theme)}</style>\n"
+            f"<style>{_style(theme, self.style)}</style>\n"
             f'<rect class="paper" width="100%" height="100%"/>\n{self.body}\n</svg>\n'
         )
 
 
-def _style(theme: str) -> str:
-    rules = STYLE.replace("SANS", SANS).replace("MONO", MONO)
+def _style(theme: str, more: str) -> str:
+    rules = (STYLE + more).replace("SANS", SANS).replace("MONO", MONO)
     if theme != "auto":
         return re.sub(r"var\(--(\w+)\)", lambda found: PALETTES[theme][found[1]], rules)
     light, dark = (
@@ -115,7 +116,7 @@ def draw_round(
     states = dict.fromkeys(box.state for box in boxes)
     bottom = HEADER + (max(box.row for box in boxes) + 1) * ROW + 8
     legend = _legend(states, bottom, _hidden(round_, nodes), _has_target(round_))
-    width = max(sum(columns[-1]) + MARGIN, _width(heading, 9.0), 560.0)
+    width = max(sum(columns[-1]) + MARGIN, width_of(heading, 9.0), 560.0)
     note = escape(_fitting(note, width))
     body = (
         f'<text class="title" x="{MARGIN:g}" y="26">{escape(heading)}</text>\n'
@@ -148,7 +149,7 @@ class _Box:
 
     @property
     def width(self) -> float:
-        cells = max(_cells(self.text) * CELL, len(self.numbers) * 6.1)
+        cells = max(cells_of(self.text) * CELL, len(self.numbers) * 6.1)
         return cells + GLYPH + (30.0 if self.state in ("root", "bonus") else 22.0)
 
 
@@ -181,7 +182,7 @@ def _box(round_: Row, node: int, row: int) -> _Box:
         facts.append(f"the target goes on with {round_['target_texts'][node]}")
     tooltip = f"{round_['texts'][node]}: {', '.join(facts)}"
     return _Box(
-        node, parent, round_["depths"][node], row, state, _short(round_["texts"][node]), numbers, tooltip
+        node, parent, round_["depths"][node], row, state, shortened(round_["texts"][node]), numbers, tooltip
     )
 
 
@@ -189,7 +190,7 @@ def _bonus_box(round_: Row, last: int, row: int) -> _Box:
     text, sure = round_["bonus"]["text"], round_["target_log_probs"][last]
     numbers = "" if sure is None else f"t {probability(sure)}"
     tooltip = f"{text}: bonus, token {round_['bonus']['id']}, {MARKS['bonus'].meaning}"
-    return _Box(None, last, round_["depths"][last] + 1, row, "bonus", _short(text), numbers, tooltip)
+    return _Box(None, last, round_["depths"][last] + 1, row, "bonus", shortened(text), numbers, tooltip)
 
 
 def _has_target(round_: Row) -> bool:
@@ -282,7 +283,7 @@ def draw_diff(payload: dict[str, Any], max_nodes: int | None = MAX_NODES) -> Pic
     for picture in pictures:
         parts.append(f'<g transform="translate(0 {y:g})">{picture.body}</g>')
         y += picture.height + 8
-    width = max([picture.width for picture in pictures] + [_width(heading, 9.0)])
+    width = max([picture.width for picture in pictures] + [width_of(heading, 9.0)])
     words = " ".join(picture.description for picture in pictures)
     return Picture(width, y, "\n".join(parts), heading, words)
 
@@ -290,7 +291,7 @@ def draw_diff(payload: dict[str, Any], max_nodes: int | None = MAX_NODES) -> Pic
 def draw_nothing(heading: str) -> Picture:
     """A trace without rounds."""
     body = f'<text class="title" x="{MARGIN:g}" y="26">{escape(heading)}</text>'
-    return Picture(_width(heading, 9.0), 44.0, body, heading, "No round was recorded.")
+    return Picture(width_of(heading, 9.0), 44.0, body, heading, "No round was recorded.")
 
 
 def draw_leaks(payload: dict[str, Any]) -> Picture:
@@ -315,7 +316,7 @@ def draw_leaks(payload: dict[str, Any]) -> Picture:
                 middle = left + column * side + side / 2
                 parts.append(f'<circle class="paper" cx="{middle:g}" cy="{y + side / 2:g}" r="2.5"/>')
             parts.append(f"{tip}</g>")
-    headings = _width(payload["title"], 9.0), _width(payload["definitions"]["moved"], 6.0)
+    headings = width_of(payload["title"], 9.0), width_of(payload["definitions"]["moved"], 6.0)
     width = max(left + len(payload["nodes"]) * side + MARGIN, *headings)
     leaking = [layer["layer"] for layer, row in zip(payload["layers"], matrix, strict=True) if any(row)]
     words = f"Rows are off in layers {leaking}." if leaking else "No row is off."
@@ -327,15 +328,17 @@ def escape(text: str) -> str:
     return html.escape(_NOT_XML.sub("\ufffd", text), quote=True)
 
 
-def _cells(text: str) -> int:
+def cells_of(text: str) -> int:
+    """Columns that a text takes in a monospaced font."""
     return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in text)
 
 
-def _short(text: str) -> str:
-    return text if _cells(text) <= MAX_CELLS else f"{text[: MAX_CELLS - 1]}…"
+def shortened(text: str, most: int = MAX_CELLS) -> str:
+    return text if cells_of(text) <= most else f"{text[: most - 1]}…"
 
 
-def _width(text: str, per_character: float) -> float:
+def width_of(text: str, per_character: float) -> float:
+    """Of a line with its margins, in px."""
     return 2 * MARGIN + len(text) * per_character
 
 

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from ddtree_lab.records import TEXT_WIDTH, Record
 from ddtree_lab.trace.files import write_atomically
-from ddtree_lab.view import dot, html, svg, text
+from ddtree_lab.view import dot, html, sheet_svg, sheet_text, svg, text
 from ddtree_lab.view.numbers import title as round_title
 from ddtree_lab.view.subjects import Subject, embedded, subject_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from ddtree_lab.pair import Pair
     from ddtree_lab.view.widget import LiveView
 
 
@@ -22,15 +23,16 @@ class View(Record):
 
     Args:
         x: what is viewed.
+        pair: whose tokenizer gives the texts of tokens, for a stage's record, which holds only their numbers.
 
     Example:
         >>> dl.view(trace)  # a notebook shows it  # doctest: +SKIP
         >>> dl.view(trace).save_html("trace.html")  # doctest: +SKIP
     """
 
-    def __init__(self, x: Any) -> None:
+    def __init__(self, x: Any, pair: Pair | None = None) -> None:
         self._x = x
-        self._subject = subject_of(x)
+        self._subject = subject_of(x, pair)
 
     def __repr__(self) -> str:
         return f"View({self._subject.name})"
@@ -226,14 +228,18 @@ def draw(
         return subject.record
     if payload["kind"] == "diff":
         return text.draw_diff(payload, max_nodes)
+    if payload["kind"] == "sheet":
+        return sheet_text.draw_sheet(payload)
     return text.draw_trace(
         payload, None if round_index is None else text.shown_round(payload, round_index), max_nodes
     )
 
 
 def _columns(subject: Subject) -> int:
-    """Columns that the deepest tree needs."""
+    """Columns that the deepest tree or the widest table needs."""
     payload = subject.payload or {}
+    if payload.get("kind") == "sheet":
+        return sheet_text.columns(payload)
     traces = [payload[side] for side in "ab"] if payload.get("kind") == "diff" else [payload]
     depths = (max(round_["depths"]) for trace in traces for round_ in trace.get("rounds", ()))
     return 4 * max(depths, default=0) + 60
@@ -245,6 +251,8 @@ def _picture(subject: Subject, round_index: int | None, max_nodes: int | None) -
         raise ValueError(f"{subject.name} is shown as text and has no picture; use to_text or save_html.")
     if payload["kind"] == "leaks":
         return svg.draw_leaks(payload)
+    if payload["kind"] == "sheet":
+        return sheet_svg.draw_sheet(payload)
     if payload["kind"] == "diff":
         return svg.draw_diff(payload, max_nodes)
     if not payload["rounds"]:

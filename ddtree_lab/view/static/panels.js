@@ -138,7 +138,7 @@ function scrollTo(box, row) {
   else if (row.offsetTop + row.offsetHeight > box.scrollTop + box.clientHeight) box.scrollTop = row.offsetTop + row.offsetHeight - box.clientHeight;
 }
 
-const ROLLBACK = {
+export const ROLLBACK = {
   crop: ["✂", "crop", "keeps a row per token: rows of the kept path stay, the others are cut off"],
   snapshot: ["⟲", "snapshot", "keeps one running state: it is set to the state after the last committed node"],
   none: ["!", "none", "cannot go back: a rejected branch would stay in it"],

@@ -7,6 +7,7 @@ import { diffPage, leaksPage } from "./pages.js";
 import { draftPanel, figures, layersPanel, nodeDetails, rowsKeeper, rowsTable, textPanel } from "./panels.js";
 import { TreePicture } from "./picture.js";
 import { curves, edited, openingRound, origins, placeOf, replay, stagesOf, statesFor, step } from "./record.js";
+import { sheetPage } from "./sheets.js";
 import { keepTheme } from "./theme.js";
 import { layOut, neighbour, pathTo, search, visibleNodes } from "./tree.js";
 import { BONUS, caption, labelOf, reason, runLine, verdict } from "./words.js";
@@ -358,6 +359,7 @@ export function mount({ payload, el, host = null }) {
       view = null;
       if (given.kind === "diff") root.replaceChildren(diffPage(given, (run, round, parent) => new TraceView(run, null, { round, parent })));
       else if (given.kind === "leaks") root.replaceChildren(leaksPage(given));
+      else if (given.kind === "sheet") root.replaceChildren(sheetPage(given));
       else if (!given.rounds?.length) root.replaceChildren(h("div", { class: "ddt-header" }, h("h1", { class: "ddt-title" }, given.title), h("p", {}, "There is no round in this trace yet.")));
       else {
         root.replaceChildren();
