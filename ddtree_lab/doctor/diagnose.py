@@ -14,7 +14,7 @@ from ddtree_lab.doctor.examination import Examination
 from ddtree_lab.doctor.guarded import SECONDS_PER_CALL, PortError
 from ddtree_lab.doctor.material import Material
 from ddtree_lab.doctor.report import Finding, Report
-from ddtree_lab.pair import Pair, bundled_prompts
+from ddtree_lab.pair import Pair, Prompt, bundled_prompts
 from ddtree_lab.records import ranges
 
 LOW_EMITTED_TOKENS = 2.0  # a drafter below this on clean states is itself the reason
@@ -54,7 +54,8 @@ def diagnose(
 
 def material_for(pair: Pair, prompt: str | Sequence[int] | torch.Tensor | None = None) -> Material:
     """What ports of a pair are tried on; several can be examined on one."""
-    return Material(pair, _prompt_ids(pair, prompt), _other_prompts(pair, prompt))
+    ids, message = _prompt(pair, prompt)
+    return Material(pair, ids, _other_prompts(pair, prompt), message)
 
 
 def examine(
@@ -101,7 +102,8 @@ def _check_port(port: Any) -> None:
         )
 
 
-def _prompt_ids(pair: Pair, prompt: Any) -> list[int]:
+def _prompt(pair: Pair, prompt: Any) -> tuple[list[int], str | None]:
+    """Token ids, and the message they were made of, if any."""
     if prompt is None and pair.tokenizer is None:
         prompt = [7 * i % pair.embeddings.vocab_size for i in range(1, 25)]
     if prompt is None:
@@ -111,7 +113,8 @@ def _prompt_ids(pair: Pair, prompt: Any) -> list[int]:
         raise ValueError(
             "prompt has one token; the doctor needs two at least, the last one is the first anchor."
         )
-    return ids
+    message = prompt.text if isinstance(prompt, Prompt) else prompt
+    return ids, message if isinstance(message, str) else None
 
 
 def _other_prompts(pair: Pair, prompt: Any) -> list[list[int]]:
@@ -145,6 +148,8 @@ def verdict(findings: Sequence[Finding], exam: Examination) -> str:
             f": {achieved.emitted_tokens:.2f} emitted tokens a round, where the drafter on clean states gives "
             f"{intrinsic.emitted_tokens:.2f} [{low:.2f}, {high:.2f}]"
         )
+    if exam.tokens_a_pass is not None:
+        numbers += f"; the port's own loop gives {exam.tokens_a_pass:.2f}"
     is_low = intrinsic is not None and intrinsic.emitted_tokens < LOW_EMITTED_TOKENS
     if not problems:
         if is_low:

@@ -30,6 +30,7 @@ class Examination:
         known: bugs that explain what was found so far; later checks start from them.
         unexplained: what probes gave that no bug explains; behind it the search is shorter.
         intrinsic, achieved: set by the check `acceptance`.
+        tokens_a_pass: what the port's own loop writes in a pass that drafts nothing; set by `executed_paths`.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Examination:
         self.unexplained: list[Outcome] = []
         self.intrinsic: Acceptance | None = None
         self.achieved: Acceptance | None = None
+        self.tokens_a_pass: float | None = None
         self.is_builtin = isinstance(inner, TransformersPort)
 
     @property

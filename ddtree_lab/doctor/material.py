@@ -42,10 +42,17 @@ class Material:
     Args:
         prompt: token ids, two at least.
         others: more prompts, for the acceptance.
+        message: what the prompt says, before template and tokenizer, where it was text.
     """
 
-    def __init__(self, pair: Pair, prompt: Sequence[int], others: Sequence[Sequence[int]] = ()) -> None:
-        self.pair = pair
+    def __init__(
+        self,
+        pair: Pair,
+        prompt: Sequence[int],
+        others: Sequence[Sequence[int]] = (),
+        message: str | None = None,
+    ) -> None:
+        self.pair, self.message = pair, message
         self.prompt = list(prompt)
         self.others = [Material(pair, other) for other in others]
         self.truth = Truth(pair.target, len(self.prompt) - 1)

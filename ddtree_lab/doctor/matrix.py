@@ -24,7 +24,7 @@ from ddtree_lab.loading import load_pair
 
 PROMPT = [(17 * i * i + 5 * i + 3) % 89 + 6 for i in range(20)]
 # These measure the drafter; they cannot name a bug, and take the most time.
-DECISIVE = [name for name in CHECKS if name not in ("acceptance", "tap_offsets")]
+DECISIVE = [name for name in CHECKS if name not in ("acceptance", "prompt_modes", "tap_offsets")]
 PAIRS_OF_BUGS = (
     # of one stage
     ("siblings_visible", "positions_off_by_one"),
@@ -114,6 +114,10 @@ class Matrix:
         return Material(with_large_fusion(small_pair("hybrid")), PROMPT)
 
     @cached_property
+    def scaled(self) -> Material:
+        return Material(small_pair("scaled embedding"), PROMPT)
+
+    @cached_property
     def embedded(self) -> Material:
         """A walk goes wrong only where drafts are accepted, and that takes a trained drafter."""
         return material_for(load_pair())
@@ -124,7 +128,7 @@ class Matrix:
             return self.embedded
         able = (
             material
-            for material in (self.small, self.large_fusion, self.embedded)
+            for material in (self.small, self.large_fusion, self.scaled, self.embedded)
             if not any(bug.hindrance(material.pair) for bug in bugs)
         )
         return next(able)

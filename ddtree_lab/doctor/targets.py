@@ -34,6 +34,9 @@ SLIDING: dict[str, Any] = dict(
     use_sliding_window=True, sliding_window=12, max_window_layers=0,
     layer_types=["full_attention", "sliding_attention"] * 2,
 )  # fmt: skip
+SCALED: dict[str, Any] = dict(
+    sliding_window=12, layer_types=["sliding_attention", "full_attention"] * 2, query_pre_attn_scalar=16
+)
 VISION: dict[str, Any] = dict(
     depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=32, patch_size=4,
     spatial_merge_size=2, temporal_patch_size=2, num_position_embeddings=16,
@@ -50,6 +53,7 @@ def _wrapped() -> Any:
 CONFIGS: dict[str, Callable[[], Any]] = {
     "dense": lambda: AutoConfig.for_model("qwen3", **SHAPE),
     "sliding window": lambda: AutoConfig.for_model("qwen3", **SHAPE, **SLIDING),
+    "scaled embedding": lambda: AutoConfig.for_model("gemma3_text", **SHAPE, **SCALED),
     "hybrid": lambda: AutoConfig.for_model("qwen3_5_text", **SHAPE, **DELTA_NET),
     "hybrid, mixture of experts": lambda: AutoConfig.for_model("qwen3_5_moe_text", **SHAPE, **DELTA_NET, **EXPERTS),
     "Qwen3-Next": lambda: AutoConfig.for_model("qwen3_next", **SHAPE, **DELTA_NET, **EXPERTS, decoder_sparse_step=1),

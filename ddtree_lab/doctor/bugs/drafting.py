@@ -39,6 +39,15 @@ def no_untied_head(pair: Pair) -> str:
     return no_dflash(pair) or ("the target's head is its embedding, there is no other one" if tied else "")
 
 
+def no_scale(pair: Pair) -> str:
+    embedding = pair.embeddings.input
+    if no_dflash(pair) or embedding.weight.is_meta:
+        return no_dflash(pair) or "the target's embedding is offloaded"
+    some = torch.arange(4, device=pair.embeddings.device)  # one of them may be padding, a row of zeros
+    scaled = not torch.equal(embedding(some), embedding.weight[:4])
+    return "" if scaled else "the target's embedding gives its rows as they are"
+
+
 def no_overflow(pair: Pair) -> str:
     """The fusion of the bundled pair is small; only weights of a real size overflow half precision."""
     if no_dflash(pair):
@@ -208,6 +217,13 @@ def embedding_as_head(port: BuggyPort) -> Switch:
     return replaced(port.pair, "embeddings", lambda embeddings: replace(embeddings, output=head))
 
 
+def scale_missing(port: BuggyPort) -> Switch:
+    """Rows are taken from the embedding's weight; the module itself would scale them."""
+    bare = nn.Embedding(1, 1)
+    bare.weight = port.pair.embeddings.input.weight
+    return replaced(port.pair, "embeddings", lambda embeddings: replace(embeddings, input=bare))
+
+
 def norm_skipped(port: BuggyPort) -> Switch:
     return replaced(dflash(port.pair).norm, "forward", lambda _: lambda x: x)
 
@@ -296,6 +312,12 @@ BUGS = (
         "the block's embeddings are scaled by √hidden, which the drafter was not trained with",
         "take the rows of the target's input embedding as they are",
         _block_changed(lambda rows, positions: (rows * rows.shape[-1] ** 0.5, positions)), "PB088",
+    ),
+    _bug(
+        "embedding_scale_missing", LOW,
+        "the block's rows are the embedding's weight, which this target's embedding scales",
+        "call the module that get_input_embeddings() returns instead of indexing its weight",
+        scale_missing, "PB088", hindrance=no_scale,
     ),
     _bug(
         "embedding_as_head", "drafts are garbage, the text is right",

@@ -15,6 +15,7 @@ from ddtree_lab.doctor.bugs.drafting import no_dflash
 from ddtree_lab.doctor.bugs.verifying import no_recurrence
 from ddtree_lab.pair import Pair
 from ddtree_lab.sampling import Sampler
+from ddtree_lab.stages.tree import DraftTree
 from ddtree_lab.stages.walk import Walk
 
 Switch = AbstractContextManager[None]
@@ -55,6 +56,10 @@ def _rank_zero_only(walk_tree: Any) -> Any:
         return Walk(tuple(path), tuple(wrong))
 
     return walked
+
+
+def _nothing_drafted(drafted_tree: Any) -> Any:
+    return lambda port, state, anchor, tree_budget: DraftTree.from_parents([anchor], [-1])
 
 
 def _ends_ignored(cut: Any) -> Any:
@@ -163,6 +168,13 @@ BUGS = (
         "tokens are accepted by a ratio that is not the target's distribution, e.g. p/q with drafts taken by argmax",
         "draw one token from the target at each node and descend while it is a child",
         _wrapped(Sampler, "choose", _sharpened), references=("PB176",),
+    ),
+    Bug(
+        "never_drafts", "draft",
+        "the text is right and no faster than without a drafter",
+        "the loop falls back to plain decoding without a word: a support test, a flag or a missing head says no",
+        "let a fallback say so, and count drafted tokens a round",
+        _wrapped(loop_module, "_drafted_tree", _nothing_drafted), references=("PB014", "PB085"),
     ),
     Bug(
         "states_leak_between_runs", "cache",

@@ -15,6 +15,7 @@ from ddtree_lab.doctor.hypotheses import Probe, explain, observe
 from ddtree_lab.doctor.references import addresses
 from ddtree_lab.doctor.report import Finding
 from ddtree_lab.doctor.truth import Known, row_distance
+from ddtree_lab.drafter import DFlashDrafter
 
 Hindrance = Callable[[Examination], str]
 
@@ -65,6 +66,11 @@ def check(
 
 def needs(method: str) -> Hindrance:
     return lambda exam: "" if exam.port.has(method) else f"the port has no {method}()"
+
+
+def needs_dflash(exam: Examination) -> str:
+    is_dflash = isinstance(exam.pair.drafter, DFlashDrafter)
+    return "" if is_dflash else "the drafter is no DFlash drafter and reads no hidden states"
 
 
 def needs_layers(exam: Examination) -> str:

@@ -1,28 +1,27 @@
-"""Checks of what the drafter is given and what it answers, and of how good it could be."""
+"""Checks of what the drafter is given, how it is built, and what it answers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ddtree_lab.doctor.acceptance import Acceptance
 from ddtree_lab.doctor.bugs.base import dflash
-from ddtree_lab.doctor.checks.base import Unseen, check, judge, needs, row_errors
-from ddtree_lab.doctor.checks.static import needs_dflash
+from ddtree_lab.doctor.checks.base import Unseen, check, judge, needs, needs_dflash, row_errors
 from ddtree_lab.doctor.examination import Examination
 from ddtree_lab.doctor.hooks import disturbed
 from ddtree_lab.doctor.hypotheses import Probe
 from ddtree_lab.doctor.report import Finding
 from ddtree_lab.doctor.truth import NUM_DISTURBED, Known, slack_of
+from ddtree_lab.drafter import DFlashConfig
+from ddtree_lab.records import ranges
 from ddtree_lab.stages.forward import decoder_layers, run_target
-from ddtree_lab.stages.tree import DraftTree, build_tree
-from ddtree_lab.stages.walk import walk_tree
+from ddtree_lab.stages.tree import DraftTree
 
 STAGES = ("draft", "commit", "verify", "mask", "cache")
-TREE_BUDGET = 32
 
 
 def clean_draft(exam: Examination, text: Sequence[int], tap_layer_ids: Sequence[int] | None = None) -> Tensor:
@@ -159,6 +158,73 @@ def _by_offset(exam: Examination, committed: Sequence[int], answer: Tensor) -> d
 
 
 @check(
+    "drafter_windows", "draft", "D14",
+    "does each of the drafter's layers see its window, and no later row where it is causal", cost=2,
+    unless=[needs_dflash, needs("draft")],
+)  # fmt: skip
+def drafter_windows(exam: Examination) -> Iterator[Finding]:
+    """What hides rows from each layer while the port drafts, beside the config's own words."""
+    drafter = dflash(exam.pair)
+    config, num_layers = drafter.config, len(drafter.layers)
+
+    def probe(port: Any) -> Tensor:
+        wrong_bits: dict[int, Tensor] = {}
+
+        def compare(layer: int, module: Any, args: Any) -> None:
+            rows, context, mask = args[0].shape[1], args[2][0].shape[2], args[3]
+            wanted = _visible(config, layer, context, rows)
+            seen = torch.ones_like(wanted) if mask is None else mask[0, 0].cpu()
+            wrong_bits[layer] = (seen != wanted).flatten()
+
+        handles = [
+            layer.register_forward_pre_hook(partial(compare, i)) for i, layer in enumerate(drafter.layers)
+        ]
+        try:
+            port.draft(exam.prefilled(port), exam.material.prompt[-1])
+        finally:
+            for handle in handles:
+                handle.remove()
+        if len(wrong_bits) != num_layers:
+            raise Unseen("draft", "does not run the drafter's own layers")
+        return torch.stack([wrong_bits[layer] for layer in range(num_layers)]).double()
+
+    yield judge(
+        exam, "drafter_windows", probe, Known.exactly(torch.zeros(num_layers, 1)), ("draft",),
+        right=_described_windows(config, len(exam.material.before())),
+        passes=lambda answer: not answer.any(),
+        wrong=lambda answer: Finding(
+            "drafter_windows", "problem", "draft",
+            symptom="layers of the drafter see other rows than its config says",
+            evidence={
+                "wrong_bits_by_drafter_layer": answer.sum(-1).int().tolist(), "sliding_window": config.sliding_window,
+            },
+            cause="sliding_window, layer_types or is_causal of the drafter's config is not honoured",
+            fix="honour them under every attention back end; without is_causal, sliding layers are causal in the block",
+        ),
+    )  # fmt: skip
+
+
+def _visible(config: DFlashConfig, layer: int, context: int, rows: int) -> Tensor:
+    """[rows, context + rows]: what a block row may see of context and block, position by position."""
+    window = config.sliding_window if config.layer_types[layer] == "sliding_attention" else None
+    visible = torch.ones(rows, context + rows, dtype=torch.bool)
+    for row in range(rows):
+        for key in range(context + rows):
+            is_later, distance = key > context + row, context + row - key
+            if (is_later and config.is_layer_causal(layer)) or (window and distance >= window):
+                visible[row, key] = False
+    return visible
+
+
+def _described_windows(config: DFlashConfig, committed: int) -> str:
+    if not config.sliding_window:
+        return "every layer sees context and block in full"
+    sliding = [i for i, kind in enumerate(config.layer_types) if kind == "sliding_attention"]
+    beyond = "" if committed > config.sliding_window else f", beyond the {committed} tokens tried here"
+    return f"a window of {config.sliding_window} in layers {ranges(sliding)}{beyond}"
+
+
+@check(
     "first_draft", "draft", "D10 D11 D13", "is the first draft after a prompt what the drafter says on clean input",
     cost=3, unless=[needs("draft")],
 )  # fmt: skip
@@ -244,72 +310,3 @@ def second_run(exam: Examination) -> Iterator[Finding]:
         cause="the drafter's context of an earlier run is still there",
         fix="start each run with an empty context",
     )  # fmt: skip
-
-
-@check(
-    "tap_offsets", "draft", "D9", "are the taps of the drafter's config the ones it was trained with", cost=75,
-    unless=[needs_dflash],
-)  # fmt: skip
-def tap_offsets(exam: Examination) -> Iterator[Finding]:
-    """Acceptance along the target's own text with every tap one layer earlier, as it is, one layer later."""
-    last = len(decoder_layers(exam.target)) - 1
-    ids = exam.pair.drafter.tap_layer_ids
-    kept = {
-        f"{offset:+d}": Acceptance(
-            *zip(*rounds_on_clean_text(exam, [min(max(i + offset, 0), last) for i in ids]), strict=True)
-        )
-        for offset in (-1, 0, 1)
-    }
-    means = {name: each.emitted_tokens - 1 for name, each in kept.items()}
-    best = max(means, key=lambda name: means[name])
-    evidence = {"accepted_drafts_by_offset": means, "rounds": len(kept["+0"].accepted)}
-    # A few rounds differ by chance: only intervals that lie apart count.
-    if kept[best].interval()[0] > kept["+0"].interval()[1]:
-        yield Finding(
-            "tap_offsets", "problem", "draft",
-            symptom=f"with taps moved by {best} the drafter accepts more",
-            evidence=evidence,
-            cause="target_layer_ids in the drafter's config count layers otherwise than hidden_states[i + 1]",
-            fix="move every id by the offset named here, or ask whoever published the drafter",
-        )  # fmt: skip
-        return
-    yield Finding(
-        "tap_offsets",
-        "ok",
-        "draft",
-        symptom=f"accepted drafts by offset: {_listed(means)}",
-        evidence=evidence,
-    )
-
-
-def _listed(means: dict[str, float]) -> str:
-    return ", ".join(f"{name} {mean:.2f}" for name, mean in means.items())
-
-
-def rounds_on_clean_text(
-    exam: Examination, tap_layer_ids: Sequence[int] | None = None
-) -> list[tuple[int, int]]:
-    """(accepted drafts, depth) of each round an exact port would run along the target's own text.
-
-    Teacher-forced: every draft is made afresh from clean taps of the true text before it.
-    """
-    material = exam.material
-    key = tuple(exam.pair.drafter.tap_layer_ids if tap_layer_ids is None else tap_layer_ids)
-    if key in material.rounds:
-        return material.rounds[key]
-    rounds = []
-    done = 0  # tokens of the continuation that are written
-    while done < len(material.text) - 1:
-        text = [*material.prompt, *material.text[:done]]
-        tree = build_tree(clean_draft(exam, text, key), TREE_BUDGET, text[-1])
-        accepted = accepted_along(tree, material.text[done:])
-        rounds.append((accepted, tree.depth))
-        done += accepted + 1
-    material.rounds[key] = rounds
-    return rounds
-
-
-def accepted_along(tree: DraftTree, text: Sequence[int]) -> int:
-    """How many nodes of a tree follow a text from the root on."""
-    known = [*text, *[-1] * (tree.depth + 1 - len(text))]  # no child has the token −1
-    return walk_tree(tree, [known[depth] for depth in tree.depths]).num_accepted_drafts

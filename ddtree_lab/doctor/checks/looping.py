@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -11,14 +12,13 @@ from torch import Tensor
 
 from ddtree_lab.decode import generate
 from ddtree_lab.doctor.bugs.base import dflash, replaced
-from ddtree_lab.doctor.checks.base import check, needs
-from ddtree_lab.doctor.checks.static import needs_dflash
+from ddtree_lab.doctor.checks.base import Unseen, check, judge, needs, needs_dflash
 from ddtree_lab.doctor.checks.texts import judge_texts
 from ddtree_lab.doctor.examination import Examination
 from ddtree_lab.doctor.loop import cut
 from ddtree_lab.doctor.material import NUM_TEXT_TOKENS
 from ddtree_lab.doctor.report import Finding
-from ddtree_lab.doctor.truth import Truth
+from ddtree_lab.doctor.truth import Known, Truth
 
 STAGES = ("walk", "commit", "verify", "mask", "cache", "draft")
 NUM_TOKENS = NUM_TEXT_TOKENS
@@ -72,6 +72,59 @@ def greedy_text(exam: Examination) -> Iterator[Finding]:
         cause="the walk takes other tokens than the target's, or the loop hands on a wrong anchor",
         fix="emit the target's token at each node of the path; the last one is the next anchor",
     )  # fmt: skip
+
+
+@check(
+    "executed_paths", "draft", "D17", "does the loop draft at all: do its passes hold more than one token", cost=12,
+    unless=[needs("generate"), needs("draft")],
+)  # fmt: skip
+def executed_paths(exam: Examination) -> Iterator[Finding]:
+    """Rows of every pass of the target while the port writes; speculation that never starts raises no error."""
+    prompt, tokens_a_pass = torch.tensor([exam.material.prompt]), list[float]()
+
+    def probe(port: Any) -> Tensor:
+        with counted_rows(exam.target) as passes:
+            written = port.generate(prompt, 8, 0.0, SEED)
+        read = accumulate(
+            passes, initial=0
+        )  # tokens before each pass; the last prompt token may be an anchor
+        after = [rows for rows, before in zip(passes, read, strict=False) if before >= prompt.shape[1] - 1]
+        if not after:
+            raise Unseen("generate", "ran nothing on the target after the prompt")
+        tokens_a_pass.append(len(written) / len(after))
+        return torch.tensor([[float(max(after))]])
+
+    finding = judge(
+        exam, "executed_paths", probe, Known.exactly(torch.tensor([[0]])), ("draft",),
+        right="passes verify drafted tokens",
+        passes=lambda answer: bool(answer.max() > 1),
+        wrong=lambda answer: Finding(
+            "executed_paths", "problem", "draft",
+            symptom=f"no pass after the prompt holds more than one token: {tokens_a_pass[0]:.2f} tokens a pass",
+            cause="the loop decodes plainly: drafting is switched off, refused or fell back without a word",
+            fix="log the number of drafted tokens a round; a fallback to plain decoding must say so",
+        ),
+    )  # fmt: skip
+    if finding.status == "problem" and tokens_a_pass:
+        exam.tokens_a_pass = tokens_a_pass[0]
+    yield finding
+
+
+@contextmanager
+def counted_rows(target: Any) -> Iterator[list[int]]:
+    """Tokens in each pass of the target's decoder, those of all batch rows together."""
+    passes: list[int] = []
+
+    def count(module: Any, args: Any, kwargs: Any) -> None:
+        ids, embedded = kwargs.get("input_ids"), kwargs.get("inputs_embeds")
+        read = args[0] if ids is None and embedded is None else (embedded if ids is None else ids)
+        passes.append(read.shape[0] * read.shape[1])
+
+    handle = target.get_decoder().register_forward_pre_hook(count, with_kwargs=True)
+    try:
+        yield passes
+    finally:
+        handle.remove()
 
 
 @check("length", "walk", "D21", "is max_new_tokens exact", cost=12, unless=[needs("generate")])

@@ -1,4 +1,4 @@
-"""Checks that run nothing, or next to nothing: what was loaded, and how the library behaves here."""
+"""Checks that run nothing: what was loaded, and whether it is what the files say."""
 
 from __future__ import annotations
 
@@ -6,64 +6,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from safetensors import safe_open
+from torch import Tensor
 
-from ddtree_lab.compat import iter_states
+from ddtree_lab.checkpoint import Checkpoint, open_checkpoint
 from ddtree_lab.doctor.bugs.base import dflash
-from ddtree_lab.doctor.checks.base import check, needs_recurrence, row_errors
+from ddtree_lab.doctor.checks.base import check, needs_dflash
 from ddtree_lab.doctor.examination import Examination
 from ddtree_lab.doctor.report import Finding
-from ddtree_lab.drafter import DFlashDrafter
-from ddtree_lab.stages.cache import describe_cache, make_cache
-from ddtree_lab.stages.forward import prefill, run_target
-
-
-def needs_dflash(exam: Examination) -> str:
-    is_dflash = isinstance(exam.pair.drafter, DFlashDrafter)
-    return "" if is_dflash else "the drafter is no DFlash drafter and reads no hidden states"
-
-
-@check(
-    "cache_regime",
-    "cache",
-    "D22",
-    "which cache layers the library gives this target, and what crop does to them",
-    cost=8,
-)
-def cache_regime(exam: Examination) -> Iterator[Finding]:
-    import transformers
-
-    report = describe_cache(exam.target)
-    kinds = {layer.kind: layer.rollback for layer in report.layers}
-    cropped = cropping(exam)
-    yield Finding(
-        "cache_regime", "note", "cache",
-        symptom=", ".join(f"{kind} layers roll back by {way}" for kind, way in kinds.items())
-        + f"; the library's own crop {cropped}",
-        evidence={
-            "transformers": transformers.__version__, "crop": cropped,
-            "classes": sorted({layer.class_name for layer in report.layers}),
-        },
-    )  # fmt: skip
-
-
-def cropping(exam: Examination) -> str:
-    """What `Cache.crop` does on this target, tried out: two tokens are taken off a filled cache."""
-    text = exam.material.prompt
-    cache = make_cache(exam.target)
-    prefill(exam.target, torch.tensor([text[:-1]]), cache)
-    exam.material.truth.num_forwards += 2
-    try:
-        if hasattr(cache, "activate_past_recording"):
-            cache.activate_past_recording()
-        run_target(exam.target, torch.tensor([[text[-1], text[-1]]]), cache)
-        cache.crop(-2)
-        row = run_target(exam.target, torch.tensor([text[-1:]]), cache).logits[0, -1].float().cpu()
-    except Exception as error:  # whatever the library says to it
-        return f"is refused ({type(error).__name__})"
-    known = exam.material.truth.after([text])
-    if float(known.excess(row[None]).max()) <= 1:
-        return "is exact"
-    return f"leaves a wrong state without a word (logits off by {float((known.values[0] - row).abs().max()):.2g})"
+from ddtree_lab.pretrained import resolve_folder
 
 
 @check("devices", "loading", "D23", "is every parameter somewhere a pass can reach", cost=0)
@@ -144,6 +95,79 @@ def heads(exam: Examination) -> Iterator[Finding]:
                   evidence=evidence)  # fmt: skip
 
 
+NUM_ROWS_COMPARED = 16  # of each of the two matrices, spread over the vocabulary
+
+
+def no_files(exam: Examination) -> str:
+    if quantisation(exam.target):
+        return "the target is quantised, its weights are not the files'"
+    return "" if _checkpoint(exam) else "the target was not loaded from files that are here"
+
+
+@check(
+    "head_weights", "loading", "D12", "do embedding and head hold what the target's files hold", cost=0,
+    unless=[no_files],
+)  # fmt: skip
+def head_weights(exam: Examination) -> Iterator[Finding]:
+    """Some rows of each; a drafter's loader that shares or resizes them easily overwrites the target's."""
+    checkpoint, embeddings = _checkpoint(exam), exam.pair.embeddings
+    assert checkpoint is not None
+    roles = {"embedding": (embeddings.input_path, embeddings.input)}
+    if not embeddings.tied:
+        roles["head"] = (embeddings.output_path, embeddings.output)
+    compared, wrong = [], []
+    for role, (path, module) in roles.items():
+        stored = _stored_rows(checkpoint, path, module.weight)
+        if stored is None:
+            continue
+        rows, values = stored
+        compared.append(role)
+        if not torch.equal(module.weight.detach()[rows].cpu(), values):
+            wrong.append(f"{role} ({path})")
+    if wrong:
+        yield Finding(
+            "head_weights", "problem", "loading",
+            symptom=f"the {' and the '.join(wrong)} in memory are not those of {checkpoint.folder.name}",
+            cause="something wrote over them after loading: a drafter's loader that shares heads, a resize, a merge",
+            fix="share the target's modules with the drafter, never the other way round; load the target afresh",
+        )  # fmt: skip
+    elif compared:
+        found = f"{' and '.join(compared)}: the rows of the files ({NUM_ROWS_COMPARED} compared of each)"
+        yield Finding("head_weights", "ok", "loading", symptom=found)
+    else:
+        yield Finding(
+            "head_weights", "skipped", "loading",
+            symptom="neither is in memory and in the files under one name and shape",
+        )  # fmt: skip
+
+
+def _checkpoint(exam: Examination) -> Checkpoint | None:
+    """The files the target was loaded from; the network is not used."""
+    name = getattr(exam.target, "name_or_path", "")
+    if not name:
+        return None
+    try:
+        return open_checkpoint(resolve_folder(name, "target", local_files_only=True), "target")
+    except (OSError, ValueError):
+        return None
+
+
+def _stored_rows(checkpoint: Checkpoint, path: str, weight: Tensor) -> tuple[list[int], Tensor] | None:
+    """Rows of a matrix as the files have them, in the dtype it has in memory."""
+    # Wrappers put names before a tensor's own: model.language_model.embed_tokens, language_model.lm_head, ...
+    last = f"{path.rpartition('.')[2]}.weight"
+    names = [name for name in checkpoint.shapes if name == last or name.endswith(f".{last}")]
+    if weight.is_meta or len(names) != 1 or checkpoint.shapes[names[0]] != tuple(weight.shape):
+        return None
+    file = checkpoint.files[names[0]]
+    if file.suffix != ".safetensors":
+        return None
+    rows = torch.linspace(0, len(weight) - 1, NUM_ROWS_COMPARED).long().tolist()
+    with safe_open(file, framework="pt") as opened:
+        stored = opened.get_slice(names[0])
+        return rows, torch.cat([stored[row : row + 1] for row in rows]).to(weight.dtype)
+
+
 @check(
     "drafter_rope",
     "loading",
@@ -169,75 +193,3 @@ def drafter_rope(exam: Examination) -> Iterator[Finding]:
         )  # fmt: skip
         return
     yield Finding("drafter_rope", "ok", "loading", symptom=f"theta {drafter.config.rope_theta:g}, full width")
-
-
-@check(
-    "multi_token_forward", "cache", "D2", "is a cached forward of several tokens the same as one token at a time",
-    cost=36,
-)  # fmt: skip
-def multi_token_forward(exam: Examination) -> Iterator[Finding]:
-    tokens = exam.material.written[: len(exam.material.prompt) + 4]
-    cache = make_cache(exam.target)
-    prefill(exam.target, torch.tensor([tokens[:-4]]), cache)
-    at_once = run_target(exam.target, torch.tensor([tokens[-4:]]), cache).logits[0].float().cpu()
-    exam.material.truth.num_forwards += 2
-    known = exam.material.truth.after([tokens[: len(tokens) - 3 + i] for i in range(4)])
-    excess = float(known.excess(at_once).max())
-    if excess <= 1:
-        yield Finding(
-            "multi_token_forward", "ok", "cache", symptom="equal within rounding",
-            evidence={"error_over_rounding": excess},
-        )  # fmt: skip
-        return
-    yield Finding(
-        "multi_token_forward", "problem", "cache", exam.recurrent_layers,
-        symptom=f"four tokens on a filled cache give logits that are off by {excess:.3g} times what rounding explains",
-        evidence=row_errors(known, at_once),
-        cause="this version of the library starts recurrent layers from an empty state when several tokens come at "
-        "once (transformers up to 5.6)",
-        fix="upgrade to transformers 5.8 or later",
-    )  # fmt: skip
-
-
-@check(
-    "state_precision", "cache", "D15", "are recurrent states kept in full precision", cost=1, unless=[needs_recurrence]
-)  # fmt: skip
-def state_precision(exam: Examination) -> Iterator[Finding]:
-    cache = make_cache(exam.target)
-    prefill(exam.target, torch.tensor([exam.material.prompt]), cache)
-    exam.material.truth.num_forwards += 1
-    dtypes = {
-        str(tensor.dtype).removeprefix("torch.")
-        for layer in cache.layers
-        for name, _, tensor in iter_states(layer)
-        if name == "recurrent_states"
-    }
-    yield Finding(
-        "state_precision", "note", "cache",
-        symptom=f"the library keeps recurrent states in {', '.join(sorted(dtypes))}",
-    )  # fmt: skip
-
-
-@check(
-    "near_ties", "verify", "D16",
-    "how large is rounding here without any drafter, and how close are the target's choices",
-    cost=27,
-)  # fmt: skip
-def near_ties(exam: Examination) -> Iterator[Finding]:
-    """The control: one text scored token by token, at once, and as batch rows disturbed by rounding."""
-    one_by_one, known = exam.material.text_logits, exam.material.known_text
-    apart = float((one_by_one - known.values).abs().max())
-    flips = int((one_by_one.argmax(-1) != known.values.argmax(-1)).sum())
-    best = known.values.topk(2, dim=-1).values
-    gaps = best[:, 0] - best[:, 1]
-    unsure = int((gaps <= 2 * known.slack).sum())
-    ordered = gaps.sort().values
-    yield Finding(
-        "near_ties", "note", "verify",
-        symptom=f"without any drafter two right ways differ by {apart:.2g} and part {flips} times in {len(gaps)} "
-        f"tokens; rounding may decide {unsure} of them",
-        evidence={
-            "gap_quantiles": {f"{q:.0%}": float(ordered[int(q * (len(gaps) - 1))]) for q in (0.0, 0.1, 0.25, 0.5, 0.9)},
-            "rounding_explains": {"median": float(known.slack.median()), "most": float(known.slack.max())},
-        },
-    )  # fmt: skip
