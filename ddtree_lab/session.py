@@ -96,8 +96,10 @@ class Session(Record):
         Raises:
             ValueError: the text has ended.
         """
-        self._history.append(advance(self.pair, self.settings, self.state))
-        return list(self.state.records.values())[-1]
+        state = advance(self.pair, self.settings, self.state)
+        record = list(state.records.values())[-1]
+        self._history.append(state)  # last of all: an exception or Ctrl-C leaves the session where it was
+        return record
 
     def back(self) -> State:
         """Undo the last step; nothing is computed.
@@ -173,7 +175,8 @@ class Session(Record):
         tokens, path = list(walk.target_token_ids), tree.path(node)
         for parent, child in zip(path, path[1:], strict=False):
             tokens[parent] = int(tree.token_ids[child])
-        forced = walk_tree(tree, tokens)
+        # What the target said stays on record; only the path is another one.
+        forced = replace(walk, path=walk_tree(tree, tokens).path, tree=tree)
         self._history[index:] = [replace(walked, records={**walked.records, "walk": forced})]
         return forced
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from typing import Any
 
@@ -136,3 +137,34 @@ def check_untouched(cache: Cache, before: list[dict[str, Any]]) -> None:
             assert torch.equal(tensor, values), name
         for name, value in was["attributes"].items():
             assert getattr(layer, name) == value, name
+
+
+def state_of(model):
+    """Everything of a model that a stage could leave changed."""
+    return {
+        "attributes": [
+            (name, {key: id(value) for key, value in vars(module).items()})
+            for name, module in model.named_modules()
+        ],
+        "hooks": [
+            (name, hooks, len(getattr(module, hooks)))
+            for name, module in model.named_modules()
+            for hooks in vars(module)
+            if hooks.endswith("_hooks")
+        ],
+        "tensors": [
+            (name, id(t), t._version, t.clone()) for name, t in model.state_dict(keep_vars=True).items()
+        ],
+        "config": copy.deepcopy(model.config.to_dict()),
+        "training": model.training,
+        "class": [type(module) for module in model.modules()],
+    }
+
+
+def check_same_model(model, before):
+    after = state_of(model)
+    tensors = zip(before.pop("tensors"), after.pop("tensors"), strict=True)
+    assert after == before
+    for (name, *identity, values), (_, *identity_now, values_now) in tensors:
+        assert identity_now == identity, name
+        assert torch.equal(values_now, values), name

@@ -1,12 +1,11 @@
 """The user's model leaves as it came: no patch, hook or config change, and nothing keeps it alive."""
 
-import copy
 import gc
 import weakref
 
 import pytest
 import torch
-from checks import filled_cache
+from checks import check_same_model, filled_cache, state_of
 from models import causal_lm, dense, hybrid, random_ids, random_tree, small_drafter_config, wrapped_hybrid
 
 from ddtree_lab.drafter import DFlashDrafter
@@ -31,37 +30,6 @@ TARGETS = {
 
 class Fault(BaseException):
     """Neither the code under test nor the library catches it, like an interrupt."""
-
-
-def state_of(model):
-    """Everything of a model that a stage could leave changed."""
-    return {
-        "attributes": [
-            (name, {key: id(value) for key, value in vars(module).items()})
-            for name, module in model.named_modules()
-        ],
-        "hooks": [
-            (name, hooks, len(getattr(module, hooks)))
-            for name, module in model.named_modules()
-            for hooks in vars(module)
-            if hooks.endswith("_hooks")
-        ],
-        "tensors": [
-            (name, id(t), t._version, t.clone()) for name, t in model.state_dict(keep_vars=True).items()
-        ],
-        "config": copy.deepcopy(model.config.to_dict()),
-        "training": model.training,
-        "class": [type(module) for module in model.modules()],
-    }
-
-
-def check_same_model(model, before):
-    after = state_of(model)
-    tensors = zip(before.pop("tensors"), after.pop("tensors"), strict=True)
-    assert after == before
-    for (name, *identity, values), (_, *identity_now, values_now) in tensors:
-        assert identity_now == identity, name
-        assert torch.equal(values_now, values), name
 
 
 def one_round(target, method, drafter=None):
