@@ -8,9 +8,10 @@ import xml.etree.ElementTree as ET
 from types import SimpleNamespace
 
 import pytest
-from rounds import example_round
+from rounds import example_round, example_trace
 
 import ddtree_lab as dl
+from ddtree_lab.cli import main
 from ddtree_lab.trace import UNKNOWN, Trace
 
 PROMPT = [11, 12, 13]
@@ -67,14 +68,43 @@ def test_what_torch_saved_is_read_without_running_it(tmp_path):
     assert Trace.load(path).token_ids == (0, 1, 3, 5, 7, 8, 6)
 
 
-def test_of_several_runs_the_first_prompts_largest_budget_is_shown_and_the_rest_counted():
+def three_runs() -> dict:
+    """Two prompts, the first one with two budgets."""
     small, other = saved_run(), saved_run(output_ids=[[*PROMPT, 0, 1, 3, 5]])
     small["round_trees"] = small["round_trees"][:1]
-    trace = Trace.from_dict(
-        {"responses": [{"ddtree_tb2": small, "ddtree_tb5": saved_run()}, {"ddtree_tb5": other}]}
-    )
+    return {"responses": [{"ddtree_tb2": small, "ddtree_tb5": saved_run()}, {"ddtree_tb5": other}]}
+
+
+def test_of_several_runs_the_first_prompts_largest_budget_comes_first_and_each_can_be_had(tmp_path):
+    trace = Trace.from_dict(three_runs())
     assert len(trace.rounds) == 2
-    assert trace.settings["source"] == "liranringel/ddtree, run 1 of 3"
+    assert trace.settings["source"] == "liranringel/ddtree, run 1 of 3, responses 0 ddtree_tb5"
+    path = tmp_path / "runs.json"
+    path.write_text(json.dumps(three_runs()))
+    sources = [one.settings["source"].split(", ")[-1] for one in Trace.load_all(path)]
+    assert sources == ["responses 0 ddtree_tb5", "responses 0 ddtree_tb2", "responses 1 ddtree_tb5"]
+    assert [len(Trace.load(path, run).rounds) for run in range(3)] == [2, 1, 1]
+    for run in (-1, 3):
+        with pytest.raises(ValueError, match=rf"runs\.json: run is {run}; the file holds runs 0 to 2"):
+            Trace.load(path, run)
+    example_trace().save(path)
+    assert [one.to_dict() for one in Trace.load_all(path)] == [example_trace().to_dict()]
+    with pytest.raises(ValueError, match="runs 0 to 0"):
+        Trace.load(path, 1)
+
+
+def test_the_command_line_opens_each_run_and_compares_two_of_one_file(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs.json").write_text(json.dumps(three_runs()))
+    for run, where in ((1, "ddtree_tb5"), (2, "ddtree_tb2"), (3, "responses 1")):
+        assert main(["show", "runs.json", "--run", str(run)]) == 0
+        assert where in capsys.readouterr().out
+    assert main(["export", "runs.json", "--run", "3", "--html", "a.html"]) == 0
+    assert "run 3 of 3" in (tmp_path / "a.html").read_text()
+    assert main(["diff", "runs.json", "runs.json", "--run-b", "3"]) == 1
+    assert "B ends before new token 4" in capsys.readouterr().out
+    assert main(["show", "runs.json", "--run", "4"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 class Exploit:

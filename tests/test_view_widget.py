@@ -79,6 +79,10 @@ def test_a_forced_path_changes_the_text_and_not_the_session(session):
     assert round_["emitted_texts"][0] == "␣two"
     assert session.token_ids == before
     assert browser.live.changed.token_ids[:2] != before[:2]
+    # What the target said there stays on record, and the picture says that it was not asked.
+    assert round_["target_ids"][0] == browser.live.payload["rounds"][0]["target_ids"][0]
+    assert "two  " in (text := dl.view(browser.live.changed).to_text()) and "forced" in text
+    assert "forced" not in dl.view(session).to_text()
 
 
 @pytest.mark.parametrize(

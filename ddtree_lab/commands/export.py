@@ -6,13 +6,14 @@ import argparse
 from typing import Any
 
 from ddtree_lab.cli import UsageError
-from ddtree_lab.commands.trace_arguments import check_target, load, positive, round_index
+from ddtree_lab.commands.trace_arguments import RUN_HELP, check_target, load, positive, round_index
 
 FACES = ("html", "svg", "png", "dot")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", metavar="TRACE", help="a file that run --trace or Trace.save wrote")
+    parser.add_argument("--run", type=positive, metavar="N", help=RUN_HELP)
     parser.add_argument("--html", metavar="FILE", help="a self-contained page with every round")
     parser.add_argument("--svg", metavar="FILE", help="a picture of one round")
     parser.add_argument("--png", metavar="FILE", help="the same in pixels")
@@ -37,7 +38,7 @@ def execute(args: argparse.Namespace) -> int:
         raise UsageError("nothing to write; give --html FILE, --svg FILE, --png FILE or --dot FILE.")
     for path in files.values():
         check_target(path)
-    trace = load(args.trace)
+    trace = load(args.trace, args.run)
     view, index = View(trace), round_index(trace, args.round)
     options: dict[str, Any] = dict(round_index=index, max_nodes=None if args.all else MAX_NODES)
     fixed = args.theme if args.theme != "auto" else None

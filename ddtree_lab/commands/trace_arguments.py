@@ -20,14 +20,21 @@ def positive(text: str) -> int:
     return number
 
 
-def load(path: str) -> Trace:
-    """A saved trace, or a one-line usage error."""
+def load(path: str, run: int | None = None) -> Trace:
+    """A saved trace, or a one-line usage error.
+
+    Args:
+        run: of a file that holds several, counted from 1.
+    """
     from ddtree_lab.trace import Trace
 
     try:
-        return Trace.load(path)
+        return Trace.load(path, 0 if run is None else run - 1)
     except (OSError, ValueError) as fault:
         raise UsageError(str(fault)) from fault
+
+
+RUN_HELP = "which run of a file that the published code saved with several, counted from 1 (default: the first)"
 
 
 def round_index(trace: Trace, number: int | None) -> int | None:

@@ -33,7 +33,10 @@ class Walk(Record):
     @property
     def token_ids(self) -> tuple[int, ...]:
         """The tokens the round emits: the accepted drafts, then the bonus token."""
-        return tuple(self.target_token_ids[node] for node in self.path)
+        if self.tree is None:
+            return tuple(self.target_token_ids[node] for node in self.path)
+        # The same, unless somebody forced the path: then its tokens are not what the target chose.
+        return (*self.tree.token_ids[list(self.path[1:])].tolist(), self.bonus_token_id)
 
     @property
     def bonus_token_id(self) -> int:

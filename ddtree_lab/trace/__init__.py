@@ -7,6 +7,8 @@ budgets included (the tree of a smaller budget is a prefix), needs no model.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -244,19 +246,23 @@ class Trace(Record):
         }
 
     @classmethod
-    def from_dict(cls, data: Any) -> Trace:
+    def from_dict(cls, data: Any, run: int = 0) -> Trace:
         """Read a trace's data; everything in it is checked and nothing in it is run.
 
-        Also read are runs of the published DDTree code that kept their `round_trees`; of several the first.
+        Args:
+            data: also runs of the published DDTree code that kept their `round_trees`, as many as there are.
+            run: index of the one to read, where there are several.
 
         Raises:
-            ValueError: saying what is wrong and where.
+            ValueError: saying what is wrong and where, or that there is no such run.
         """
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
-            runs = reference.find_runs(data)
-            if not runs:
-                raise ValueError(f"this is no DDTree Lab trace (its format entry is not {FORMAT!r}).")
-            data = reference.converted(runs[0], len(runs))
+        runs = _runs(data)
+        if not 0 <= run < len(runs):
+            raise ValueError(f"run is {run}; the file holds runs 0 to {len(runs) - 1}.")
+        return cls._from_data(reference.converted(runs, run) if reference.KEY in runs[run] else data)
+
+    @classmethod
+    def _from_data(cls, data: dict[str, Any]) -> Trace:
         if data.get("version") not in READABLE:
             raise ValueError(
                 f"trace version is {checks.short(data.get('version'))}; this program reads {READABLE[0]} to "
@@ -291,18 +297,48 @@ class Trace(Record):
         write_atomically(path, text + "\n")
 
     @classmethod
-    def load(cls, path: str | Path) -> Trace:
+    def load(cls, path: str | Path, run: int = 0) -> Trace:
         """Read a saved trace.
+
+        Args:
+            run: index of the one to read in a file of the published code, which may hold many; `load_all` reads all.
 
         Raises:
             FileNotFoundError: no such file.
-            ValueError: not a trace, or a damaged one.
+            ValueError: not a trace, or a damaged one, or no such run.
         """
-        try:
-            check_size(path)
-            return cls.from_dict(reference.read(path) if reference.is_torch_file(path) else read_json(path))
-        except ValueError as fault:
-            raise ValueError(f"{path}: {fault}") from fault
+        with _named(path):
+            return cls.from_dict(_data(path), run)
+
+    @classmethod
+    def load_all(cls, path: str | Path) -> tuple[Trace, ...]:
+        """Every run of a file, in its order: one, unless the published code saved it; arguments as in `load`."""
+        with _named(path):
+            data = _data(path)
+            return tuple(cls.from_dict(data, run) for run in range(len(_runs(data))))
+
+
+@contextmanager
+def _named(path: str | Path) -> Iterator[None]:
+    """Errors say which file they are about."""
+    try:
+        yield
+    except ValueError as fault:
+        raise ValueError(f"{path}: {fault}") from fault
+
+
+def _data(path: str | Path) -> Any:
+    check_size(path)
+    return reference.read(path) if reference.is_torch_file(path) else read_json(path)
+
+
+def _runs(data: Any) -> list[dict[str, Any]]:
+    """What a file holds: one trace of this package's, or runs of the published code."""
+    if isinstance(data, dict) and data.get("format") == FORMAT:
+        return [data]
+    if not (runs := reference.find_runs(data)):
+        raise ValueError(f"this is no DDTree Lab trace (its format entry is not {FORMAT!r}).")
+    return runs
 
 
 def _layers(data: Any) -> tuple[CacheLayer, ...]:

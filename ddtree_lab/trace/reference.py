@@ -17,6 +17,7 @@ from typing import Any
 from ddtree_lab.trace import checks
 
 KEY = "round_trees"
+WHERE = "where in the file"
 ZIP_MAGIC = b"PK\x03\x04"
 NESTING = 6  # {"responses": [{"ddtree_tb64": run}]}
 
@@ -58,33 +59,36 @@ def _plain(value: Any, nesting: int = 12) -> Any:
 
 
 def find_runs(data: Any) -> list[dict[str, Any]]:
-    """The runs with trees in them, in order of the prompts, of each prompt the largest budget first."""
-    return list(_runs(data, NESTING))
+    """The runs with trees in them, in order of the prompts, of each prompt the largest budget first.
+
+    Each has an entry more, `WHERE`: its place in the file, such as `"responses 3 ddtree_tb64"`.
+    """
+    return list(_runs(data, NESTING, ()))
 
 
-def _runs(data: Any, nesting: int) -> Iterator[dict[str, Any]]:
+def _runs(data: Any, nesting: int, where: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     if not isinstance(data, (dict, list)) or nesting == 0:
         return
-    if isinstance(data, list):
-        parts = data
-    elif isinstance(data.get(KEY), list):
-        yield data
+    if isinstance(data, dict) and isinstance(data.get(KEY), list):
+        yield {**data, WHERE: " ".join(where)}
         return
-    else:  # methods in the order of their budgets, the largest last
-        parts = list(data.values())[::-1]
-    for part in parts:
-        yield from _runs(part, nesting - 1)
+    # Methods come in the order of their budgets, the largest last.
+    parts = list(enumerate(data)) if isinstance(data, list) else list(data.items())[::-1]
+    for name, part in parts:
+        yield from _runs(part, nesting - 1, (*where, str(name)))
 
 
-def converted(run: dict[str, Any], num_runs: int = 1) -> dict[str, Any]:
-    """A run as the data of a trace.
+def converted(runs: list[dict[str, Any]], index: int = 0) -> dict[str, Any]:
+    """A run as the data of a trace; its settings say which of how many it is, and where in the file.
 
     Args:
-        num_runs: how many there were in its file; the settings say so.
+        runs: from `find_runs`.
 
     Raises:
         ValueError: the trees do not fit the text; the published code deletes tokens that equal its mask token.
     """
+    run = runs[index]
+    place = f", {run[WHERE]}" if run[WHERE] else ""
     output = checks.entry(run, "output_ids")
     ids = output[0] if isinstance(output, list) and output and isinstance(output[0], list) else output
     token_ids = checks.integers({"output_ids": ids}, "output_ids").tolist()
@@ -94,13 +98,13 @@ def converted(run: dict[str, Any], num_runs: int = 1) -> dict[str, Any]:
             f"num_input_tokens is {start} of {len(token_ids)} output_ids; there is no new token."
         )
     rounds, budget, end = [], 0, start
-    for index, entry in enumerate(run[KEY]):
+    for number, entry in enumerate(run[KEY]):
         if end + 1 >= len(token_ids):
             break  # rounds after the end of the text: the published code runs one for nothing
         try:
             rounds.append(_round(entry, token_ids, end))
         except ValueError as fault:
-            raise ValueError(f"{KEY} {index}: {fault}") from fault
+            raise ValueError(f"{KEY} {number}: {fault}") from fault
         budget = max(budget, len(rounds[-1]["token_ids"]) - 1)
         end += len(rounds[-1]["path"])
     return {
@@ -110,7 +114,7 @@ def converted(run: dict[str, Any], num_runs: int = 1) -> dict[str, Any]:
         "settings": {
             "method": "ddtree",
             "tree_budget": budget,
-            "source": f"liranringel/ddtree, run 1 of {num_runs}",
+            "source": f"liranringel/ddtree, run {index + 1} of {len(runs)}{place}",
         },
         "prompt_token_ids": token_ids[:start],
         "first_token_id": token_ids[start],

@@ -61,6 +61,14 @@ def title(round_: Row, number: int | None = None, num_rounds: int | None = None)
     return f"{name}: {', '.join(parts)}"
 
 
+def is_forced(round_: Row, node: int) -> bool:
+    """Whether a node was kept though the target chose another token: somebody forced its path."""
+    if round_["states"][node] != "accepted":
+        return False
+    chosen = round_["target_ids"][round_["parents"][node]]
+    return chosen is not None and chosen != round_["ids"][node]
+
+
 def interest(round_: Row) -> tuple[int, int]:
     """Rounds worth drawing keep many drafts, and not all of them the drafter's favourites."""
     kept = [node for node, state in enumerate(round_["states"]) if state == "accepted"]

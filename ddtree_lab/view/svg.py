@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ddtree_lab.view.layout import tidy_rows
 from ddtree_lab.view.marks import MARKS, outline
-from ddtree_lab.view.numbers import Row, probability, shown_nodes, step_log_prob, title
+from ddtree_lab.view.numbers import Row, is_forced, probability, shown_nodes, step_log_prob, title
 from ddtree_lab.view.text import divergence_title
 
 MAX_NODES = 120  # unlikely nodes beyond are counted, not drawn, unless asked for
@@ -178,6 +178,7 @@ def _box(round_: Row, node: int, row: int) -> _Box:
         position = round_["past_length"] + round_["depths"][node]
         facts += [f"token {round_['ids'][node]}", f"position {position}", f"rank {round_['ranks'][node]}"]
         facts += [f"path log-probability {round_['log_probs'][node]}"] if step is not None else []
+        facts += ["kept only because the path was forced"] if is_forced(round_, node) else []
     if _has_target(round_) and round_["target_texts"][node] is not None:
         facts.append(f"the target goes on with {round_['target_texts'][node]}")
     tooltip = f"{round_['texts'][node]}: {', '.join(facts)}"

@@ -10,7 +10,15 @@ from rich.text import Text
 from rich.tree import Tree
 
 from ddtree_lab.view.marks import MARKS
-from ddtree_lab.view.numbers import Row, most_interesting, probability, shown_nodes, step_log_prob, title
+from ddtree_lab.view.numbers import (
+    Row,
+    is_forced,
+    most_interesting,
+    probability,
+    shown_nodes,
+    step_log_prob,
+    title,
+)
 from ddtree_lab.view.tokens import SPACE
 
 if TYPE_CHECKING:
@@ -59,6 +67,8 @@ def _label(round_: Row, node: int) -> Text:
     own = (round_["token_target_log_probs"] or {node: None})[node]
     if own is not None:
         label.append(f"  target {probability(own)}", "not bold dim")
+    if is_forced(round_, node):
+        label.append("  forced", "not bold dim")
     return label
 
 

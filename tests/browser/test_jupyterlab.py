@@ -219,6 +219,29 @@ def test_the_tree_is_changed_and_verified_again_through_the_widget(live, screens
     assert live.watch.external == []
 
 
+def test_a_path_is_forced_through_the_widget_and_the_target_goes_on_from_there(live, screenshots):
+    page = live.page
+    leaf = page.locator(".ddt-node[data-state=rejected]").last
+    node, text = leaf.get_attribute("data-node"), leaf.locator(".ddt-token").text_content()
+    leaf.click()
+    page.get_by_role("button", name="Force this path").click()
+    forced = page.locator(f".ddt-node[data-node='{node}'][data-state=accepted]")
+    forced.wait_for(timeout=60000)
+    assert page.locator(".ddt-alarm").inner_text() == ""
+    assert "because the path was forced" in page.locator(".ddt-verdict").inner_text()
+    assert page.locator(".ddt-node[data-state=bonus]").count() == 1, "the target goes on after the path"
+    here = page.locator(".ddt-words [data-here=yes]").all_inner_texts()
+    assert text in here, "the text so far is the forced one"
+    reasons = []
+    for kept in page.locator(".ddt-node[data-state=accepted]").all():
+        kept.click()
+        reasons.append(page.locator(".ddt-why").inner_text())
+    assert any(
+        "only because the path was forced: after its parent the target chose" in one for one in reasons
+    )
+    page.screenshot(path=screenshots / "lab-forced.png")
+
+
 def test_the_notebooks_styles_do_not_reach_into_the_widget(live, shown):
     """The widget stands in the notebook's own document; the frame does not, so the two are compared."""
     properties = [

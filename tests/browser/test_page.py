@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import re
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pytest
-from watching import Watch, focused, violations
+from PIL import Image
+from watching import PROMPT, Watch, focused, violations
 
 import ddtree_lab as dl
 from ddtree_lab.stages.walk import walk_tree
@@ -206,7 +209,11 @@ def test_axe_finds_nothing_and_nothing_overlaps(open_page, screenshots, name, wi
     for summary in page.locator("summary").all():
         summary.click()
     page.screenshot(path=screenshots / f"{name}-{width}-{scheme}.png", full_page=True)
-    assert violations(page) == []
+    if (width, scheme) in {
+        (480, "dark"),
+        (1280, "light"),
+    }:  # axe takes seconds; the colours do not depend on widths
+        assert violations(page) == []
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     clipped = page.evaluate("""() => [...document.querySelectorAll('.ddt :is(button, h1, h2, h3, dt, dd, p)')]
         .filter(e => e.offsetParent && !e.matches('.ddt-hidden') && e.scrollWidth > e.clientWidth + 1)
@@ -271,6 +278,96 @@ def test_texts_from_a_trace_stay_texts(open_page, folder, trace):
     assert page.locator("img, .ddt b b").count() == 0
     assert "owned" not in page.title().replace(evil, "")
     assert "</script>" in page.locator(".ddt-facts code").first.inner_text()
+
+
+DEFICIENCIES = ["none", "protanopia", "deuteranopia", "tritanopia", "achromatopsia"]
+
+
+def ink(locator) -> np.ndarray:
+    """Where an element is drawn on, whatever the colour: luminance far from that of its corner."""
+    image = np.asarray(Image.open(io.BytesIO(locator.screenshot())).convert("L"), dtype=int)
+    image = image[:50, :66]  # a mark is 24 × 18 px, thrice as large here; where it begins may be rounded
+    return abs(image - image[0, 0]) > 40
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_states_are_told_apart_by_readers_who_see_colours_otherwise(open_page, screenshots, scheme):
+    page = open_page("trace.html", scheme=scheme, device_scale_factor=3)
+    session = page.context.new_cdp_session(page)
+    states = page.locator(".ddt-legend [data-state]").evaluate_all("all => all.map(one => one.dataset.state)")
+    assert len(states) == 7
+    marks = {state: page.locator(f".ddt-legend [data-state='{state}'] .ddt-mark") for state in states}
+    for name in ("shape", "glyph"):
+        paths = [mark.locator(f".ddt-{name}").get_attribute("d") for mark in marks.values()]
+        assert len(set(paths)) == len(states), f"two states have the same {name}"
+    for deficiency in DEFICIENCIES:
+        session.send("Emulation.setEmulatedVisionDeficiency", {"type": deficiency})
+        drawn = {state: ink(mark) for state, mark in marks.items()}
+        for a, b in combinations(states, 2):
+            differs = (drawn[a] ^ drawn[b]).sum() / (drawn[a] | drawn[b]).sum()
+            assert differs > 0.1, f"{a} and {b} look alike under {deficiency}: {differs:.0%} differs"
+        if deficiency != "none":
+            page.screenshot(path=screenshots / f"{deficiency}-{scheme}.png")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_state_stands_out_from_the_page(open_page, scheme):
+    page = open_page("trace.html", scheme=scheme)
+    colours = page.evaluate("""() => [...document.querySelectorAll('.ddt-legend [data-state]')].map(one => {
+        const glyph = one.querySelector('.ddt-glyph'), style = getComputedStyle(glyph);
+        return [one.dataset.state, glyph.dataset.filled === 'yes' ? style.fill : style.stroke]; })""")
+    paper = page.evaluate("getComputedStyle(document.querySelector('.ddt')).backgroundColor")
+    contrasts = {state: contrast(colour, paper) for state, colour in colours}
+    assert min(contrasts.values()) >= 3.0, contrasts  # WCAG 2.1, 1.4.11: graphics
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG's contrast ratio of two CSS colours."""
+    lights = []
+    for colour in (one, other):
+        values = np.array([float(v) for v in re.findall(r"[\d.]+", colour.replace("srgb", ""))[:3]])
+        values = values if colour.startswith("color(") else values / 255
+        linear = np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
+        lights.append(float(linear @ [0.2126, 0.7152, 0.0722]))
+    return (max(lights) + 0.05) / (min(lights) + 0.05)
+
+
+@pytest.fixture(scope="module")
+def sheets(folder, pair) -> list[str]:
+    """Pages of the records that are no tree."""
+    session = dl.Session(pair, PROMPT, tree_budget=16, max_new_tokens=40).run(rounds=1)
+    records = {
+        **session.records,
+        "cache": dl.describe_cache(session.state.cache),
+        "embedding": pair.embeddings,
+    }
+    for name in ("draft", "mask", "commit", "cache", "embedding", "walk"):
+        dl.view(records[name], pair).save_html(folder / f"sheet-{name}.html")
+    return [name for name in records if (folder / f"sheet-{name}.html").exists()]
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(480, "dark"), (1280, "light")])
+def test_every_stages_record_has_a_page_that_reads_well(open_page, screenshots, sheets, width, scheme):
+    assert len(sheets) == 6
+    for name in sheets:
+        page = open_page(f"sheet-{name}.html", width=width, scheme=scheme)
+        page.wait_for_selector(".ddt-header")
+        page.screenshot(path=screenshots / f"sheet-{name}-{scheme}.png", full_page=True)
+        if scheme == "dark" or name == "mask":  # axe takes a second a page
+            assert violations(page) == []
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        if name != "walk":  # drawn on its tree
+            assert page.locator("table th[scope=col]").count() > 1
+            assert page.locator(".ddt-scroll[tabindex='0']").count() == page.locator("table").count()
+
+
+def test_row_and_column_of_a_mask_light_up_under_the_pointer(open_page, sheets):
+    page = open_page("sheet-mask.html")
+    page.locator("tbody tr").nth(3).locator("td").nth(4).hover()  # node 3's row, node 2's column
+    assert page.locator("tbody tr").nth(3).locator(".ddt-crossed").count() > 3
+    assert page.locator("thead .ddt-crossed").inner_text() == "2"
+    page.locator("h1").hover()
+    assert page.locator(".ddt-crossed").count() == 0
 
 
 def test_what_cannot_be_drawn_says_so(browser, folder):

@@ -54,6 +54,9 @@ test("a path forced by hand stays as recorded", () => {
   };
   const walk = record.replay(forced, 2);
   assert.deepEqual([walk.path, walk.ended, walk.bonus.id], [[0, 1], null, 3]);
+  const texts = ["a", "b", "c"];
+  assert.match(words.reason({ ...forced, texts }, 1, "accepted", walk, 2), /only because the path was forced.*“j”/);
+  assert.match(words.verdict({ walk, budget: 2, round: { ...forced, texts } }), /1 of them only because/);
 });
 
 test("mass by budget is the sum of path probabilities", () => {

@@ -15,12 +15,19 @@ export function runLine({ settings = {}, rounds, num_rounds: all = rounds.length
   return [...parts, shown, emitted > 0 && count(emitted, "emitted token")].filter(Boolean).join(" · ");
 }
 
+/** Whether a kept node is not what the target chose: somebody forced its path. */
+function isForced({ ids, parents, target_ids: chosen }, node) {
+  return chosen?.[parents[node]] != null && chosen[parents[node]] !== ids[node];
+}
+
 /** The round in a sentence. */
 export function verdict({ walk, budget, round }) {
   if (!walk) return `${count(budget, "token")} drafted after “${round.texts[0]}”; nothing verified yet.`;
   const kept = walk.kept.length;
   const what = `Of ${count(budget, "drafted token")} the target kept ${kept}`;
   if (!walk.bonus) return `${what}; the text ended there.`;
+  const forced = walk.kept.filter((node) => isForced(round, node)).length;
+  if (forced) return `Of ${count(budget, "drafted token")} ${kept} were kept, ${forced} of them only because the path was forced; then the target added “${walk.bonus.text}”.`;
   return `${what} and added “${walk.bonus.text}”: ${count(kept + 1, "token")} from one pass.`;
 }
 
@@ -32,6 +39,7 @@ export function reason(round, node, state, walk, budget) {
   if (node === 0) return "The anchor: the last token of the text so far, already settled before this round.";
   if (node > budget) return `Outside a budget of ${budget}: by path mass this is drafted token ${node}.`;
   if (state === "pruned") return "Cut from the tree by hand.";
+  if (walk.kept?.includes(node) && isForced(round, node)) return `Kept only because the path was forced: after its parent the target chose ${asked}.`;
   if (walk.ended === node) return `Kept: the target chose ${asked} after its parent. The text ends here, so it is not put into the cache.`;
   if (state === "accepted") return `Kept: after its parent the target chose ${asked} too.`;
   if (!round.target_texts || round.target_ids[parent] == null) return "Not verified yet.";
