@@ -128,3 +128,13 @@ def test_a_state_that_breaks_in_the_second_round_is_told_by_its_part(monkeypatch
     assert report.problems[0].layers == (0,)
     wrong = report.problems[0].evidence["error_over_rounding_by_accepted_drafts"]
     assert {rounds for rounds, error in wrong.items() if error > 1} == {"0 then 1", "1 then 0"}
+
+
+def test_a_back_end_that_adds_a_bool_mask_to_scores_is_named():
+    """The library's eager attention: true is 1 and false is 0 there, without a word."""
+    pair = pairs.random_pair()
+    found = finding(dl.diagnose(pair, checks=["mask_forms"], prompt=PROMPT), "mask_forms")
+    forms = found.evidence["forms"]
+    assert forms["sdpa (bool)"] == forms["sdpa (added)"] == forms["eager (added)"] == "honoured"
+    assert forms["eager (bool)"].startswith("a causal mask changes logits by")
+    assert pair.target.config._attn_implementation == found.evidence["in_use"] == "sdpa"

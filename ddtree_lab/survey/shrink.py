@@ -76,6 +76,13 @@ GIVEN: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
     },
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1},
+    # Its sliding layers have sizes of their own.
+    "dots3_note_text": {
+        "per_layer_config": {
+            f"{i:02d}": {"num_attention_heads": 2, "num_key_value_heads": 2, "kv_lora_rank": 8, "qk_nope_head_dim": 8}
+            for i in (2, 3, 4)
+        }
+    },
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "granitemoehybrid": {"num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2},
     "inkling2_loop_text": {

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import torch
 
-from ddtree_lab.compat import iter_states
-from ddtree_lab.doctor.checks.base import check, needs_recurrence, row_errors
+from ddtree_lab.compat import iter_states, text_config
+from ddtree_lab.doctor.checks.base import check, needs_attention, needs_recurrence, row_errors
 from ddtree_lab.doctor.examination import Examination
 from ddtree_lab.doctor.references import addresses
 from ddtree_lab.doctor.report import Finding
-from ddtree_lab.stages.cache import describe_cache, make_cache
+from ddtree_lab.stages.cache import describe_cache, make_cache, sliding_windows
 from ddtree_lab.stages.forward import prefill, run_target
 
 
@@ -126,6 +126,63 @@ def left_padding(exam: Examination) -> Iterator[Finding]:
         evidence=row_errors(known, answer),
         references=addresses(["PB043"]),
     )  # fmt: skip
+
+
+BACKENDS = ("eager", "sdpa")
+
+
+@check(
+    "mask_forms", "mask", "D6", "which forms of a 4-D mask do the library's attention back ends honour", cost=16,
+    unless=[needs_attention],
+)  # fmt: skip
+def mask_forms(exam: Examination) -> Iterator[Finding]:
+    """A causal mask must change nothing, and a hidden key the last row only. What the port passes is for `masks`."""
+    windows = sliding_windows(make_cache(exam.target))
+    tokens = exam.material.prompt[
+        : min(windows, default=len(exam.material.prompt))
+    ]  # a window of its own is no mask's
+    known, config = exam.material.truth.after([tokens]), text_config(exam.target)
+    found, backend = {}, config._attn_implementation
+    try:
+        for other in dict.fromkeys((*BACKENDS, backend)):
+            config._attn_implementation = other
+            for form in ("added", "bool"):
+                found[f"{other} ({form})"] = _honoured(exam, tokens, form == "bool", float(known.slack))
+    finally:
+        config._attn_implementation = backend
+    honoured = ", ".join(name for name, what in found.items() if what == "honoured")
+    others = ", ".join(f"{name}: {what}" for name, what in found.items() if what != "honoured")
+    yield Finding(
+        "mask_forms", "note", "mask",
+        symptom=f"honoured: {honoured or 'none'}" + (f"; not: {others}" if others else ""),
+        evidence={"in_use": backend, "forms": found},
+        references=addresses(["PB049", "PB050"]) if others else (),
+    )  # fmt: skip
+
+
+def _honoured(exam: Examination, tokens: list[int], is_bool: bool, slack: float) -> str:
+    """What a back end does with a 4-D mask of one form, in three forwards of a text without a cache."""
+    causal = torch.ones(len(tokens), len(tokens), dtype=torch.bool).tril()
+    one_less = causal.clone()
+    one_less[-1, 1] = False
+    rows = []
+    for visible in (None, causal, one_less):
+        mask = None if visible is None else visible[None, None]
+        if mask is not None and not is_bool:
+            lowest = torch.finfo(exam.target.dtype).min
+            mask = torch.zeros(mask.shape, dtype=exam.target.dtype).masked_fill(~mask, lowest)
+        exam.material.truth.num_forwards += 1
+        try:
+            out = run_target(exam.target, torch.tensor([tokens]), None, attention_mask=mask)
+        except Exception as error:  # whatever the library says to it
+            return f"refused ({type(error).__name__})"
+        rows.append(out.logits[0].float().cpu())
+    apart, moved = (rows[1] - rows[0]).abs().max(), (rows[2] - rows[1]).abs().amax(-1)
+    if float(apart) > slack:
+        return f"a causal mask changes logits by {float(apart):.2g}"
+    if float(moved[:-1].max()) > slack:
+        return "a bit changes other rows"
+    return "honoured" if float(moved[-1]) > 0 else "ignored"  # the same sums twice give the same bits
 
 
 @check(
