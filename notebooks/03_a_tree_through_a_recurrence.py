@@ -23,12 +23,15 @@
 # %%
 import numpy as np
 import torch
-from IPython.display import HTML
 from matplotlib import pyplot as plt
+from transformers import logging
 
 import ddtree_lab as dl
 from ddtree_lab.records import format_bytes
 from ddtree_lab.view.chart import BLUE, GREEN, ORANGE, PINK
+
+logging.set_verbosity_error()  # no word on kernels that a CPU does not have
+logging.disable_progress_bar()  # no bar for a file of a few megabytes
 
 torch.manual_seed(0)
 torch.set_default_dtype(torch.float64)  # so that a difference of 1e-6 is no rounding
@@ -113,8 +116,7 @@ parents = [-1, 0, 0, 1, 2, 1, 3, 4, 6, 3]
 nobody_drafted_it = np.full(N, np.nan)
 tree = dl.DraftTree.from_parents(range(N), parents, log_probs=nobody_drafted_it)
 
-svg = dl.view(tree).to_svg()
-HTML(f'<figure role="img" aria-label="{parents=}" style="background:white">{svg}</figure>')
+dl.view(tree).picture()
 
 # %% [markdown]
 # What should node 8 answer? What it would if its path were the only text. That is the definition of right, so we
@@ -174,9 +176,8 @@ H, K, V = (
 )
 state_bytes = recurrent_layers * H * K * V * 4  # float32
 
-print(
-    f"{recurrent_layers} recurrent layers × {H} heads × {K} × {V}: {format_bytes(state_bytes)} a state"
-)
+size = format_bytes(state_bytes)
+print(f"{recurrent_layers} recurrent layers × {H} heads × {K} × {V}: {size} a state")
 for nodes in (24, 65, 257):
     print(f"a state for each of {nodes} nodes: {format_bytes(nodes * state_bytes)}")
 
@@ -192,9 +193,7 @@ for nodes in (24, 65, 257):
 # "Above or at" is a matrix of ones and zeros, the *ancestor matrix*: the very matrix that is the attention layers' mask.
 
 # %%
-ancestors = torch.from_numpy(
-    tree.visibility
-).double()  # [i, j] = 1 where j is i or an ancestor of i
+ancestors = torch.from_numpy(tree.visibility).double()  # [i, j]: 1 where j is above or at i
 G = ancestors @ torch.log(a)
 D = torch.exp(G[:, None] - G[None, :]) * ancestors  # decay from j to i, zero off the path
 
@@ -202,18 +201,19 @@ unrolled = torch.exp(G)[:, None, None] * S_0 + torch.einsum("ij,jk,jv->ikv", D, 
 compare("the sum and the scan's states", unrolled, states)
 
 # %% [markdown]
-# This is already useful: given the `u`, *no* state has to be kept. `k`, `u` and `G` of the nodes are enough to make the
-# state after any of them. But the `u` came from the scan. Can they be had without it?
+# This is already useful: given the $u$, *no* state has to be kept. $k$, $u$ and $G$ of the nodes are enough to make the
+# state after any of them. But the $u$ came from the scan. Can they be had without it?
 #
 # ## Put the sum into the step: a linear system
 #
-# A node's `u` needs the state of its parent, $u_i = \beta_i (v_i - a_i S_p^\top k_i)$. Put the sum above in place of
+# A node's $u$ needs the state of its parent $p$, $u_i = \beta_i (v_i - a_i S_p^\top k_i)$. Put the sum above in place of
 # $S_p$. Since $a_i e^{G_p} = e^{G_i}$,
 #
 # $$u_i + \sum_{j \text{ above } i} \underbrace{\beta_i\, e^{G_i-G_j} (k_i \cdot k_j)}_{A_{ij}}\, u_j
 #  = \beta_i \left( v_i - e^{G_i} S_0^\top k_i \right).$$
 #
-# All `u` on the left, all known numbers on the right: $(I + A)\,U = B$.
+# All $u$ on the left, all known numbers on the right. With the $u_i$ as the rows of $U$, and the right sides as those of
+# $B$, it reads $(I + A)\,U = B$.
 
 # %%
 strict = ancestors - torch.eye(N)
@@ -235,12 +235,11 @@ for axis, mask, name in ((axes[0], chain_mask, "a chain"), (axes[1], strict, "ou
     axis.set_xticks(range(N)), axis.set_yticks(range(N))
     axis.set_xlabel("writes: node j"), axis.set_ylabel("reads: node i")
 figure.tight_layout()
-dl.chart(
-    figure, "where A is not zero: the whole triangle for a chain, ancestors only for a tree"
-)
+dl.chart(figure, "where A is not zero: the triangle for a chain, ancestors only for a tree")
 
 # %% [markdown]
-# That is the whole difference between a chain and a tree: which entries are zero. Solve, and read the outputs:
+# That is the whole difference between a chain and a tree: which entries are zero. Solve, and read the outputs, with
+# $D_{ij} = e^{G_i-G_j}$ above or at $i$ and 0 elsewhere ($e^G$ scales rows, $\circ$ multiplies entry by entry):
 #
 # $$O = e^{G}\, Q S_0 + (D \circ Q K^\top)\, U .$$
 
@@ -272,17 +271,9 @@ one_head = dict(
 chain = torch.ones(N, N).tril().bool()
 ours, factors = tree_delta_rule(**one_head, state=S_0[None], ancestors=chain)
 
-rows = lambda x: x[
-    None, :, None
-].float()  # [batch, token, head, width]; its kernel runs in float32
-library, _ = torch_chunk_gated_delta_rule(
-    rows(q),
-    rows(k),
-    rows(v),
-    rows(torch.log(a)),
-    rows(beta),
-    initial_state=S_0[None, None].float(),
-)
+# The library's kernel takes [batch, token, head, width] and runs in float32.
+rows = [x[None, :, None].float() for x in (q, k, v, torch.log(a), beta)]
+library, _ = torch_chunk_gated_delta_rule(*rows, initial_state=S_0[None, None].float())
 close = torch.allclose(ours[0].float(), library[0, :, 0], atol=1e-6)
 print("a chain, ours and the library's, equal to float32 rounding:", close)
 
@@ -292,9 +283,8 @@ print("a chain, ours and the library's, equal to float32 rounding:", close)
 # in place of the triangle:
 
 # %%
-ours, factors = tree_delta_rule(
-    **one_head, state=S_0[None], ancestors=torch.from_numpy(tree.visibility)
-)
+visible = torch.from_numpy(tree.visibility)
+ours, factors = tree_delta_rule(**one_head, state=S_0[None], ancestors=visible)
 compare("the package and the paths alone", ours[0] / d_k**-0.5, truth)
 
 # %% [markdown]
@@ -400,9 +390,9 @@ dl.chart(figure, "numbers held, multiplications and steps of scan, paths and sol
 at = list(sizes).index(64)
 print("for 64 nodes:")
 for name in looks:
+    held, products = format_bytes(4 * memory[name][at]), work[name][at] / 1e6
     print(
-        f"{name:>6}: {format_bytes(4 * memory[name][at]):>8} a head, "
-        f"{work[name][at] / 1e6:.1f}M multiplications, steps: {steps[name][at]}"
+        f"{name:>6}: {held:>8} a head, {products:.1f}M multiplications, steps: {steps[name][at]}"
     )
 print("the solve multiplies more than the scan above", state * 2 // (2 * K + 2 * V), "nodes")
 
@@ -411,7 +401,7 @@ print("the solve multiplies more than the scan above", state * 2 // (2 * K + 2 *
 # the end: for thousands of nodes one would cut the tree in pieces, as the library does with prompts.
 #
 # Counting says nothing about a clock. The next cell times the three on *this machine*, one layer of four heads in
-# float32; the numbers change from run to run, the order should not.
+# float32. The numbers change from run to run; that the solve is fastest, because it has the fewest steps, should not.
 
 # %%
 from ddtree_lab.bench.timing import interleaved
@@ -505,7 +495,7 @@ for method in ("tree", "scan", "flattened"):
 # print((U_half - updates).abs().amax(1))
 # ```
 #
-# About three decimal digits are left, everywhere: bfloat16 has eight bits. The error is not confined to one round either,
+# Two or three decimal digits are left, everywhere: bfloat16 has eight bits. The error is not confined to one round either,
 # because the committed state is made of these `u`, and every later token reads it.
 #
 # </details>

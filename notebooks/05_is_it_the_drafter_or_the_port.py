@@ -21,14 +21,19 @@
 import copy
 import inspect
 import sys
+from textwrap import dedent, fill
 
 import torch
 from matplotlib import pyplot as plt
+from transformers import logging
 
 import ddtree_lab as dl
 from ddtree_lab.doctor.bugs import BUGS, BuggyPort
 from ddtree_lab.doctor.diagnose import examine, material_for
 from ddtree_lab.view.chart import BLUE, GREEN, GREY, ORANGE
+
+logging.set_verbosity_error()  # no word on kernels that a CPU does not have
+logging.disable_progress_bar()  # no bar for a file of a few megabytes
 
 pair = dl.load_pair()
 # pair = dl.load_pair("Qwen/Qwen3.6-27B", "z-lab/Qwen3.6-27B-DFlash", device_map="auto")
@@ -72,6 +77,8 @@ def finding(report, check):
 
 for name, report in reports.items():
     print(f"{name:4}  {finding(report, 'acceptance').symptom}")
+for name, report in reports.items():
+    print(f"{name:4}  greedy text: {finding(report, 'greedy_text').status}")
 
 # %% [markdown]
 # The first number of each line is the port's, and they are much alike. The second one is new: what the *drafter* gives **on
@@ -79,11 +86,12 @@ for name, report in reports.items():
 # drafter reads true hidden states, and one counts what a walk would have accepted. If the two numbers agree, the port loses
 # nothing. If the first is lower, the difference is the port's.
 #
-# For Cleo they agree. The drafter can do no more.
+# For Cleo they agree. The drafter can do no more. The lines below say whose text is still the target's own, token by
+# token. Together they are enough for a verdict:
 
 # %%
 for name, report in reports.items():
-    print(f"{name}: {report.verdict}\n")
+    print(fill(f"{name}: {report.verdict}", 96), end="\n\n")
 
 # %% [markdown]
 # ## Where in the block it is lost
@@ -102,7 +110,7 @@ for name, (report, color, marker) in lines.items():
 axes.set(
     xlabel="depth in the block", ylabel="drafts kept, of those reached", ylim=(-0.03, 1.03)
 )
-axes.legend(frameon=False, ncols=2)
+figure.legend(frameon=False, loc="outside right center")
 dl.chart(
     figure, "Share of drafts kept at each depth, for the clean port and the three low ones."
 )
@@ -122,8 +130,8 @@ def tell(found):
     layers = f", layers {list(found.layers)}" if found.layers else ""
     print(f"check:   {found.check}, stage {found.stage}{layers}")
     for label in ("symptom", "cause", "fix"):
-        print(f"{label + ':':9}{getattr(found, label)}")
-    print(f"known as: {', '.join(found.bugs)}\n")
+        print(fill(f"{label + ':':9}{getattr(found, label)}", 96, subsequent_indent=" " * 9))
+    print(f"known as {', '.join(found.bugs)}\n")
 
 
 for found in reports["Ada"].problems:
@@ -146,7 +154,7 @@ dl.view(reports["Ada"]).picture()
 # %%
 followed = [f for f in reports["Ada"].findings if "follows from" in f.symptom]
 print(f"{len(followed)} more checks fail, for example {followed[0].check}:")
-print(followed[0].symptom)
+print(fill(followed[0].symptom, 96))
 
 # %% [markdown]
 # And Ben's:
@@ -156,7 +164,7 @@ for found in reports["Ben"].problems:
     tell(found)
 
 # %% [markdown]
-# His texts were right all the time, which is the first thing to look at:
+# His text was right all the time, which is the first thing to look at:
 #
 # | text | acceptance | so it is |
 # |---|---|---|
@@ -174,15 +182,14 @@ for found in reports["Ben"].problems:
 sys.path.insert(0, "..")  # the repository, where examples/ is
 from examples.my_port import MyPort
 
-print(inspect.getsource(MyPort.commit))
+print(dedent(inspect.getsource(MyPort.commit)))
 
 # %%
-mine = examine(
-    material["embedded"], MyPort(pair)
-)  # the same as dl.diagnose(pair, port=MyPort(pair))
-print(mine.verdict, "\n")
+# The same as dl.diagnose(pair, port=MyPort(pair)), on prompts that are prepared already.
+mine = examine(material["embedded"], MyPort(pair))
+print(fill(mine.verdict, 96), end="\n\n")
 for found in mine.problems:
-    print(f"{found.stage}: {found.symptom}\n   fix: {found.fix}\n")
+    tell(found)
 
 # %% [markdown]
 # Three methods are all the doctor needs: `prefill`, `verify` and `commit`. With `draft` it examines the draft side too, with
@@ -213,8 +220,8 @@ few = ["layer_by_layer", "recurrent_states", "greedy_text", "acceptance"]  # che
 for name in ("state_not_rolled_back", "bonus_from_parent"):
     report = examine(material["embedded"], BuggyPort(pair, [BUGS[name]]), few)
     top = report.problems[0]
-    print(f"{name}\n  greedy text: {finding(report, 'greedy_text').status}", end=";  ")
-    print(finding(report, "acceptance").symptom)
+    print(f"{name}\n  greedy text: {finding(report, 'greedy_text').status}")
+    print(f"  {finding(report, 'acceptance').symptom}")
     print(f"  found by {top.check} ({top.stage}) as {', '.join(top.bugs)}\n")
 
 # %% [markdown]
@@ -225,7 +232,7 @@ for name in ("state_not_rolled_back", "bonus_from_parent"):
 # two right ways of scoring the same text differ on this target, and allows what rounding explains:
 
 # %% tags=["varies"]
-print(finding(clean, "near_ties").symptom)
+print(fill(finding(clean, "near_ties").symptom, 96))
 
 # %% [markdown]
 # ## Exercises

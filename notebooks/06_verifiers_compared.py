@@ -20,12 +20,18 @@
 # target's own distribution, **whatever the drafter proposed**. How much it keeps is the other question, and the second.
 
 # %%
+from textwrap import fill
+
 import numpy as np
 from matplotlib import pyplot as plt
+from transformers import logging
 
 import ddtree_lab as dl
 from ddtree_lab import verifiers as vf
 from ddtree_lab.view.chart import BLUE, GREEN, GREY, ORANGE, PINK
+
+logging.set_verbosity_error()  # no word on kernels that a CPU does not have
+logging.disable_progress_bar()  # no bar for a file of a few megabytes
 
 # %% [markdown]
 # ## A world small enough to try everything
@@ -86,8 +92,10 @@ print("tree walk:", "lossless" if vf.total_variation(law, own) < 1e-12 else "not
 # %% [markdown]
 # **Sample and match** is the same on a *chain*, the drafter's favourite at each depth.
 #
-# **Rejection**, the verifier of the first papers on speculative decoding, wants a chain that was *drawn* from $q$. It keeps a token $x$ with probability $\min(1, p(x)/q(x))$; if it does not, it draws from what $p$ has
-# over $q$.
+# **Rejection**, the verifier of the first papers on speculative decoding
+# ([arXiv 2211.17192](https://arxiv.org/abs/2211.17192), [arXiv 2302.01318](https://arxiv.org/abs/2302.01318)), wants a
+# chain that was *drawn* from $q$. It keeps a token $x$ with probability $\min(1, p(x)/q(x))$; if it does not, it draws from
+# what $p$ has over $q$, $\max(0, p - q)$ made to sum to 1.
 #
 # **Rejection of favourites** is the same on a chain that was not drawn: each token is the largest of $q$,
 # and $q$ is handed over all the same. It is an easy mistake, because greedy drafting is what DFlash does.
@@ -190,6 +198,10 @@ def verified(session, tree, q):
     return vf.DraftedRound(tree, softmax(logits), q)
 
 
+def chain_of(draft):
+    return dl.build_chain(draft.logits, draft.anchor_token_id)
+
+
 def recorded_rounds(prompt, budget=32, num_drawn=4):
     session = dl.Session(pair, prompt, tree_budget=budget, temperature=1.0, max_new_tokens=40)
     dice = vf.sampled(np.random.default_rng(0))
@@ -201,9 +213,7 @@ def recorded_rounds(prompt, budget=32, num_drawn=4):
             yield {
                 "domain": prompt.domain,
                 "tree": verified(session, tree, q),
-                "favourites": verified(
-                    session, dl.build_chain(draft.logits, draft.anchor_token_id), q
-                ),
+                "favourites": verified(session, chain_of(draft), q),
                 "drawn": [verified(session, chain, q) for chain in drawn],
             }
         session.run(rounds=1)
@@ -250,11 +260,11 @@ for axis, domain in zip(axes, ("chat", "docs")):
     for i, (name, mean) in enumerate(zip(kept, means)):
         colour, hatch = (GREEN, "") if name in lossless else ("white", "///")
         axis.barh(i, mean, color=colour, hatch=hatch, edgecolor=ORANGE if hatch else GREEN)
-        axis.text(mean, i, f" {mean:.2f}", va="center", fontsize=9)
+        axis.annotate(f"{mean:.2f}", (mean, i), (4, 0), textcoords="offset points", va="center")
     axis.set_yticks(range(len(kept)), list(kept)), axis.set_xlim(0, 1.15 * max(means))
     axis.set_xlabel("accepted drafts a round"), axis.set_title(domain, fontsize=10)
 axes[0].invert_yaxis()
-figure.suptitle("Hatched: not lossless", fontsize=9, y=1.02)
+figure.suptitle("Hatched: not lossless", fontsize=9, y=1.04)
 dl.chart(figure, "accepted drafts a round of the five verifiers; two of them are not lossless")
 
 # %% [markdown]
@@ -323,15 +333,13 @@ for each in rounds:
     astray = next((node for node in path[1:] if tree.parents[node] != node - 1), None)
     if astray is not None:
         wrong_rounds, extra = wrong_rounds + 1, extra + len(path) - astray
-print(
-    f"{wrong_rounds} of {len(rounds)} rounds emit tokens that answer another text, {extra} tokens in all"
-)
+print(f"rounds that emit tokens that answer another text: {wrong_rounds} of {len(rounds)}")
+print(f"such tokens: {extra}")
 
 
 def greedy_mean(walk):
-    return np.mean(
-        [walk(e["tree"].tree, e["tree"].target.argmax(-1)).num_accepted_drafts for e in rounds]
-    )
+    walks = [walk(each["tree"].tree, each["tree"].target.argmax(-1)) for each in rounds]
+    return np.mean([done.num_accepted_drafts for done in walks])
 
 
 print(f"accepted drafts a round: tree walk {greedy_mean(dl.walk_tree):.2f}, ", end="")
@@ -360,7 +368,7 @@ texts = {
         "tree of 64": dict(tree_budget=64),
     }.items()
 }
-print(repr(pair.decode(texts["plain decoding"])))
+print(fill(pair.decode(texts["plain decoding"]), 96))
 print("all four the same:", len(set(texts.values())) == 1)
 
 # %% [markdown]

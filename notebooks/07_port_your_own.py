@@ -19,12 +19,17 @@
 # For your own model the steps are the same, in the same order.
 
 # %%
+from textwrap import fill
+
 import torch
 from torch import nn
-from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig, logging
 
 import ddtree_lab as dl
 from ddtree_lab.compat import get_state, iter_states, set_state
+
+logging.set_verbosity_error()  # no word on kernels that a CPU does not have
+logging.disable_progress_bar()  # no bar for a file of a few megabytes
 
 # %% [markdown]
 # ## A new mixer
@@ -55,13 +60,11 @@ class GatedLinearAttention(nn.Module):
 
     def held(self, cache):
         """The states in the cache: none before the prompt."""
-        return (
-            []
-            if cache is None
-            else [t for _, _, t in iter_states(cache.layers[self.layer_idx])]
-        )
+        layers = [] if cache is None else [cache.layers[self.layer_idx]]
+        return [state for layer in layers for _, _, state in iter_states(layer)]
 
-    def forward(self, hidden_states, cache=None, **kwargs):
+    def forward(self, hidden_states, cache=None, cache_params=None, **kwargs):
+        cache = cache_params if cache is None else cache  # its name before transformers 5.24
         q, k, v, a = self.project(hidden_states)  # [batch, token, head, …]
         nothing = torch.zeros_like(k[:, 0, :, :, None] * v[:, 0, :, None, :])
         S, *_ = *self.held(cache), nothing
@@ -126,7 +129,7 @@ print("verified by:", dl.verify_tree(target, cache, tree).method)
 try:
     dl.verify_tree(target, cache, tree, "tree")
 except ValueError as refusal:
-    print(refusal)
+    print(fill(str(refusal), 96))
 
 # %% [markdown]
 # What would it have done? `"flattened"` is the port that passes the mask and hopes. The doctor, on a port of that kind:
@@ -136,10 +139,10 @@ except ValueError as refusal:
 def problems(report):
     """The problems that the doctor can pin to layers, and the names of the others."""
     found = [finding for finding in report.findings if finding.status == "problem"]
-    for finding in found:
-        if finding.layers:
-            print(f"✗ {finding.check}, layers {list(finding.layers)}: {finding.symptom}")
-    print("✗", ", ".join(finding.check for finding in found if not finding.layers))
+    lines = [f"{f.check}, layers {list(f.layers)}: {f.symptom}" for f in found if f.layers]
+    lines.append("also " + ", ".join(f.check for f in found if not f.layers))
+    for line in lines:
+        print(fill(line, 96, initial_indent="✗ ", subsequent_indent="  "))
 
 
 problems(dl.diagnose(pair, dl.TransformersPort(pair, "flattened"), prompt=prompt))
@@ -214,7 +217,7 @@ print("verified by:", dl.verify_tree(target, cache, tree).method)
 try:
     dl.verify_tree(target, cache, tree, "tree")
 except ValueError as refusal:
-    print(refusal)
+    print(fill(str(refusal), 96))
 
 # %% [markdown]
 # To see *what* is wrong, let the doctor look at it all the same. `unchecked=True` runs the pass although the trial failed.
@@ -224,8 +227,8 @@ report = dl.diagnose(pair, dl.TransformersPort(pair, "tree", unchecked=True), pr
 problems(report)
 
 # %% [markdown]
-# Two lines name the two faults; the others are what comes of them. `layer_by_layer` gives each layer clean input and still gets wrong answers from the
-# three new layers, *from the root on*. The root has no ancestors, so it is not the mask; it is what lies below the tree. We
+# The first two lines name the two faults; the others are what comes of them. `layer_by_layer` gives each layer clean input
+# and still gets wrong answers from the three new layers, *from the root on*. The root has no ancestors, so it is not the mask; it is what lies below the tree. We
 # have left out $e^{G} S_0^\top q$: the layer starts from nothing. And `recurrent_states` is wrong whatever is accepted:
 # our commit takes in every node, also the rejected ones.
 #
@@ -308,7 +311,8 @@ print(f"paths: {len(paths)} × {max(map(len, paths))} rows, {len(paths)} copies 
 # For a layer of your own in a real model the cells are the same, with your module's class and your pair:
 #
 # ```python
-# pair = dl.load_pair("Qwen/Qwen3.6-27B", "z-lab/Qwen3.6-27B-DFlash", device_map="auto")  # or your/target, "ngram"
+# # Or your own target with the drafter "ngram".
+# pair = dl.load_pair("Qwen/Qwen3.6-27B", "z-lab/Qwen3.6-27B-DFlash", device_map="auto")
 # dl.register_port(YourMixer, YourPort())
 # dl.diagnose(pair, dl.TransformersPort(pair, "tree", unchecked=True))
 # ```

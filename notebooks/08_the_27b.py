@@ -21,13 +21,18 @@
 # %%
 import tempfile
 from dataclasses import replace
+from textwrap import fill
 
 import numpy as np
 from matplotlib import pyplot as plt
+from transformers import logging
 
 import ddtree_lab as dl
 from ddtree_lab.records import format_bytes
 from ddtree_lab.view.chart import BLUE, GREEN, ORANGE
+
+logging.set_verbosity_error()  # no word on kernels that a CPU does not have
+logging.disable_progress_bar()  # no bar for a file of a few megabytes
 
 # %% [markdown]
 # ## What it is made of
@@ -143,7 +148,7 @@ for name, run in runs.items():
 session = dl.Session(pair, prompt, tree_budget=32)
 session.run(rounds=1)
 for stage, record in session.records.items():
-    print(f"{stage:>7}: {record!r}")
+    print(fill(f"{stage:>6}: {record!r}", 96, subsequent_indent=" " * 8))
 
 # %% [markdown]
 # ## Reading a recorded run
@@ -159,8 +164,8 @@ trace = dl.generate(embedded, task, tree_budget=32, max_new_tokens=60, record=Tr
 trace.save(f"{folder.name}/round.json")
 
 trace = dl.Trace.load(f"{folder.name}/round.json")
-print("prompt:", task.text)
-print("text:  ", trace.text)
+print(task.text, "\n")
+print(trace.text)
 
 # %% [markdown]
 # First look at the rounds as a list. *Emitted tokens* are what a round adds to the text; their mean is the τ of the papers,
@@ -169,10 +174,8 @@ print("text:  ", trace.text)
 # %%
 print("round  drafted  mass  accepted  emitted")
 for number, one in enumerate(trace.rounds, 1):
-    print(
-        f"{number:>5}  {one.tree.num_drafted:>7}  {one.tree.mass:>4.1f}  "
-        f"{one.num_accepted_drafts:>8}  {one.num_emitted_tokens:>7}"
-    )
+    row = f"{number:>5}  {one.tree.num_drafted:>7}  {one.tree.mass:>4.1f}"
+    print(f"{row}  {one.num_accepted_drafts:>8}  {one.num_emitted_tokens:>7}")
 emitted = [one.num_emitted_tokens for one in trace.rounds]
 print(f"mean emitted tokens a round: {np.mean(emitted):.2f}")
 
@@ -201,7 +204,7 @@ dl.view(replace(trace, rounds=(one,)))  # this round alone; dl.view(trace) steps
 # 1. **Same text?** If not, stop. Two first choices that are a hair apart may swap in bfloat16, as between any two batch
 #    sizes; anything else is a port's fault. `dl.diagnose(pair)` tells which (notebook 5).
 # 2. **Emitted tokens a round, chain and tree.** For three related pairs the [authors of DDTree](https://github.com/liranringel/ddtree)
-#    report 5.2 to 7.8 for the chain on mathematics and code and 2.2 to 4.4 on open chat, and more for the tree. Chain far
+#    report 5.2 to 8.0 for the chain on mathematics and code and 2.2 to 4.4 on open chat, and more for the tree. Chain far
 #    below that: suspect the taps and the drafter's context. Tree below chain: suspect the recurrent layers.
 # 3. **Only then speed.** A tree costs more rows than a chain, and whether they are free depends on the machine (notebook 4).
 #

@@ -32,14 +32,13 @@ ROOT = FOLDER.parent
 VARIES = "varies"
 CELL_SECONDS = 120
 MAX_BYTES = 1_500_000
+MAX_COLUMNS = 100  # a longer line is broken inside a word
 ENVIRONMENT = {
-    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
     "PYTHONHASHSEED": "0",
     "PYTHONPATH": str(ROOT),
     "SOURCE_DATE_EPOCH": "0",  # the date that matplotlib writes into its pictures
-    "TRANSFORMERS_VERBOSITY": "error",  # which kernels are not installed, once a run
     # Whatever asks for the network all the same meets a closed door.
     **dict.fromkeys(
         ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY"),
@@ -74,13 +73,14 @@ def read_source(path: Path) -> NotebookNode:
             "name": "python",
             "pygments_lexer": "ipython3",
         },
+        "execution": {"timeout": CELL_SECONDS},  # read by `pytest --nbmake`
     }
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     return notebook
 
 
 def run(notebook: NotebookNode) -> NotebookNode:
-    """Run every cell in a new kernel and keep what does not change from run to run.
+    """Run every cell in a new kernel.
 
     Raises:
         nbclient.exceptions.CellExecutionError: a cell raised.
@@ -97,6 +97,11 @@ def run(notebook: NotebookNode) -> NotebookNode:
         )
         client.execute(env={**os.environ, **ENVIRONMENT, "IPYTHONDIR": settings})
     notebook.metadata["language_info"] = language  # without the version of this Python
+    return tidy(notebook)
+
+
+def tidy(notebook: NotebookNode) -> NotebookNode:
+    """Outputs without what differs by chance and what is there twice."""
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs = [_tidy(output) for output in _joined(cell.outputs)]
@@ -165,6 +170,11 @@ def faults(notebook: NotebookNode) -> list[str]:
             ]
             if "Traceback" in text or output.output_type == "error":
                 found.append(f"cell {cell.execution_count}: a traceback")
+            longest = max(map(len, output.get("text", "").split("\n")))
+            if longest > MAX_COLUMNS:
+                found.append(
+                    f"cell {cell.execution_count}: a line of {longest} characters; wrap it with textwrap.fill"
+                )
             if output.get("name") == "stderr":
                 found.append(f"cell {cell.execution_count}: stderr: {output.text[:200]}")
             if (

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import nbformat
@@ -14,6 +18,7 @@ ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "notebooks"
 pytestmark = pytest.mark.skipif(not FOLDER.exists(), reason="needs a checkout")
 pytest.importorskip("jupytext")
+pytest.importorskip("nbmake")
 
 _spec = importlib.util.spec_from_file_location("notebooks_build", FOLDER / "build.py")
 assert _spec is not None and _spec.loader is not None
@@ -38,8 +43,25 @@ def test_source_and_notebook_are_in_step_and_its_outputs_are_clean(source):
 
 
 @pytest.mark.slow
-def test_a_fresh_run_gives_what_was_committed(source):
-    fresh, old = build.run(build.read_source(source)), committed(source)
+def test_nbmake_runs_it_and_a_fresh_run_gives_what_was_committed(source, tmp_path):
+    copy = tmp_path / "notebooks" / f"{source.stem}.ipynb"
+    copy.parent.mkdir()
+    shutil.copy(source.with_suffix(".ipynb"), copy)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    nbmake = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--nbmake",
+        "--overwrite",
+        f"--rootdir={tmp_path}",
+        str(copy),
+    ]
+    environment = {**os.environ, **build.ENVIRONMENT, "IPYTHONDIR": str(tmp_path)}
+    ran = subprocess.run(nbmake, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout[-5000:]
+    fresh, old = build.tidy(nbformat.read(copy, 4)), committed(source)
     assert build.faults(fresh) == []
     for new_cell, old_cell in zip(fresh.cells, old.cells, strict=True):
         if new_cell.cell_type == "code":
@@ -85,6 +107,7 @@ def test_words_in_the_glossary_stand_in_alphabetical_order_once():
         ({"output_type": "stream", "name": "stdout", "text": f"{PLACE}/model"}, "a place of this machine"),
         ({"output_type": "stream", "name": "stdout", "text": "Traceback (most recent"}, "a traceback"),
         ({"output_type": "stream", "name": "stderr", "text": "warning"}, "stderr"),
+        ({"output_type": "stream", "name": "stdout", "text": "word " * 30}, "a line of 150 characters"),
         ({"output_type": "display_data", "metadata": {}, "data": {"image/png": ""}}, "without a description"),
         (
             {
