@@ -154,12 +154,13 @@ def test_a_run_that_does_not_fit_its_text_says_where(change, words):
 
 
 def test_unknown_numbers_are_shown_as_unknown():
-    view = dl.view(Trace.from_dict(saved_run()))
+    trace = Trace.from_dict(saved_run())
+    view = dl.view(trace)
     text = view.to_text()
     assert "✓ <3>\n" in text
     assert "nan" not in text
     assert "nan" not in view.to_html()
     assert view.payload["rounds"][0]["log_probs"] == [None] * 6
     ET.fromstring(view.to_svg())
-    saved = Trace.from_dict(json.loads(json.dumps(view._x.to_dict())))
-    assert saved.to_dict() == view._x.to_dict()
+    saved = Trace.from_dict(json.loads(json.dumps(trace.to_dict())))
+    assert saved.to_dict() == trace.to_dict()

@@ -363,9 +363,15 @@ def test_a_report_shows_its_leaks_as_a_heat_map():
     width = float(ET.fromstring(svg).get("viewBox").split()[2])
     assert width > 9 * len(view.payload["title"]), "the title is cut off"
     check_golden("leaks.svg", svg)
-    clean = dl.view(Report("a port", "all is well", ()))
-    assert clean.payload is None
-    assert "all is well" in clean.to_html()
+    assert view.payload["lead"] == "something leaks"
+    assert [part["title"] for part in view.payload["parts"]] == ["Problems", "What was checked"]
+    fine = Finding("mask_bits", "ok", "mask", symptom="every bit is the tree's")
+    clean = dl.view(Report("a port", "all is well", (fine,)))
+    assert clean.payload["kind"] == "sheet"
+    assert clean.payload["lead"] == "all is well"
+    assert [part["title"] for part in clean.payload["parts"]] == ["What was checked"]
+    assert "✓ ok" in clean.to_svg()
+    assert "all is well" in clean.to_text()
 
 
 def test_the_package_brings_the_browser_code():

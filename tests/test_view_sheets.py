@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
+import weakref
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 
@@ -189,6 +191,18 @@ def test_badges_and_squares_differ_without_colour(records):
     mask = ET.fromstring(dl.view(records["mask"]).to_svg())
     sizes = {g.get("class"): g.get("r") for g in mask.iter(f"{SVG}circle")}
     assert len(sizes) == len(set(sizes.values())) == 3
+
+
+@pytest.mark.parametrize("stage", ["draft", "mask", "verify", "walk", "commit"])
+def test_a_view_keeps_no_tensor_of_what_it_shows(pair, stage):
+    session = dl.Session(pair, dl.bundled_prompts()[0], tree_budget=4, max_new_tokens=8).run(rounds=1)
+    record = session.records[stage]
+    held = weakref.ref(record)
+    view = dl.view(record, pair)
+    del record, session
+    gc.collect()
+    assert held() is None
+    assert view.to_text()
 
 
 def test_every_column_with_a_definition_is_there(records, pair):

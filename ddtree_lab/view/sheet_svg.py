@@ -75,6 +75,8 @@ def _placed(cell: Cell, x: float, y: float, step: float) -> str:
 
 
 def _wide(cell: Cell) -> float:
+    if "prose" in cell:
+        return min(len(cell["text"]), MAX_CELLS) * 6.4
     letters = max(min(cells_of(cell["text"]), MAX_CELLS), len(cell.get("number", "")) + 2)
     least = BAR + 6 if "share" in cell else 0.0
     return max(least, letters * CELL) + (34.0 if "state" in cell else 16.0 if "rollback" in cell else 0.0)
@@ -84,6 +86,8 @@ def _drawn(cell: Cell, step: float) -> str:
     if "seen" in cell:
         return _square(cell["seen"])
     text = escape(shortened(cell["text"], MAX_CELLS))
+    if "prose" in cell:
+        return f'<text class="dim" y="13">{text}</text>'
     if "state" in cell:
         mark = MARKS[cell["state"]]
         return (

@@ -1,8 +1,8 @@
 """Records that are no tree, as sheets: tables whose cells have marks, bars and badges, the same in every face.
 
 A sheet is plain data, as every payload is: `parts`, each with a title, a note, columns and rows; a row has a head and
-cells; a cell has some of `text`, `number`, `share` (a bar), `state` (a mark), `rollback` (a badge), `seen` (a square of
-a mask) and `tip`.
+cells; a cell has some of `text`, `prose` (a sentence, which may be broken), `number`, `share` (a bar), `state` (a
+mark), `rollback` (a badge), `seen` (a square of a mask) and `tip`.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def walk_sheet(walk: Any, known: Trace) -> Sheet:
             if is_last
             else f"goes on: this is child node {walk.path[step + 1]}"
         )
-        rows.append(_row(str(node), [_cell(token, state="bonus" if is_last else "accepted"), _cell(why)]))
+        rows.append(_row(str(node), [_cell(token, state="bonus" if is_last else "accepted"), _prose(why)]))
     kept, said = (
         _count(walk.num_accepted_drafts, "accepted draft"),
         _count(walk.num_emitted_tokens, "emitted token"),
@@ -189,7 +189,7 @@ def commit_sheet(commit: Any, known: Trace) -> Sheet:
     ]
     if commit.layers:
         kinds = [
-            _row(kind.replace("_", " "), [_badge(rollback), _cell(layers), _cell(_fate(rollback, path))])
+            _row(kind.replace("_", " "), [_badge(rollback), _cell(layers), _prose(_fate(rollback, path))])
             for kind, rollback, layers in _kinds(commit.layers)
         ]
         parts.append(_part("Layers", ["kind", "rollback", "layers", "what this round leaves in them"], kinds))
@@ -267,6 +267,28 @@ def embedding_sheet(path: Any) -> Sheet:
     return _sheet("embedding", lead, [_part("Modules", ["what", "where", "class", "weight"], rows)])
 
 
+FOUND = {"problem": "✗ problem", "ok": "✓ ok", "note": "· note", "skipped": "– skipped"}
+
+
+def report_sheet(report: Any) -> Sheet:
+    """The problems that the doctor found, with cause and fix, and everything that it checked.
+
+    Args:
+        report: a doctor's `Report`.
+    """
+    problems = [
+        _row(f.check, [_cell(f.stage), _cell(ranges(f.layers)), *map(_prose, (f.symptom, f.cause, f.fix))])
+        for f in report.problems
+    ]
+    checks = [
+        _row(f.check, [_cell(f.stage), _cell(FOUND[f.status]), _prose(f.symptom)]) for f in report.findings
+    ]
+    parts = [_part("What was checked", ["check", "stage", "found", "what"], checks)]
+    if problems:
+        parts.insert(0, _part("Problems", ["check", "stage", "layers", "seen", "cause", "fix"], problems))
+    return _sheet(report.subject, report.verdict, parts)
+
+
 # --- pieces ---------------------------------------------------------------------------------------------
 
 
@@ -291,6 +313,10 @@ def _row(head: str, cells: Iterable[Cell]) -> dict[str, Any]:
 
 def _cell(text: str = "", **more: Any) -> Cell:
     return {"text": text, **{name: value for name, value in more.items() if value not in (None, "")}}
+
+
+def _prose(text: str) -> Cell:
+    return _cell(text, prose=True)
 
 
 def _badge(rollback: str) -> Cell:

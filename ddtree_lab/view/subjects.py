@@ -75,7 +75,7 @@ def _with_torch(x: Any, pair: Pair | None) -> Subject | None:
         if x.trace is None:
             raise ValueError("the generation holds no trace; generate with record=True to view its rounds.")
         return subject_of(x.trace)
-    if _is(x, "ddtree_lab.session", "Session"):
+    if is_session(x):
         return Subject(repr(x), session_payload(x))
     if _is(x, "ddtree_lab.stages.verify", "Verification"):
         round_ = _verified(x)
@@ -83,10 +83,13 @@ def _with_torch(x: Any, pair: Pair | None) -> Subject | None:
     if _is(x, "ddtree_lab.doctor.report", "Report"):
         matrices = (finding.evidence.get("matrix") for finding in x.findings)
         matrix = next((matrix for matrix in matrices if matrix), None)
-        title = f"{x.subject}: nodes and layers"
-        return Subject(repr(x), matrix and leaks_payload(matrix, title), x)
-    sheet = _sheet(x, pair)
-    return None if sheet is None else Subject(repr(x), sheet)
+        sheet = sheets.report_sheet(x)
+        if matrix is None:
+            return Subject(repr(x), sheet, x)
+        leaks = leaks_payload(matrix, f"{x.subject}: nodes and layers")
+        return Subject(repr(x), leaks | {"lead": sheet["lead"], "parts": sheet["parts"]}, x)
+    drawn = _sheet(x, pair)
+    return None if drawn is None else Subject(repr(x), drawn)
 
 
 def _sheet(x: Any, pair: Pair | None) -> dict[str, Any] | None:
@@ -133,6 +136,10 @@ def _walked(walk: Any) -> Round:
     """A walk as a round in which nothing but the target's choices is known."""
     unknown = (math.nan,) * walk.tree.num_nodes
     return Round(0, walk.tree, walk.target_token_ids, unknown, walk.path, walk.token_ids)
+
+
+def is_session(x: Any) -> bool:
+    return _is(x, "ddtree_lab.session", "Session")
 
 
 def _is(x: Any, module: str, name: str) -> bool:

@@ -167,8 +167,9 @@ def draw_rounds_table(payload: dict[str, Any]) -> Table:
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for name in ("round", "drafted", "accepted drafts", "emitted tokens", "text (★ the target's own)"):
-        table.add_column(name, justify="left" if name.startswith("text") else "right", no_wrap=True)
+    for name in ("round", "drafted", "accepted\ndrafts", "emitted\ntokens"):
+        table.add_column(name, justify="right", min_width=max(map(len, name.split("\n"))))
+    table.add_column("text (★ the target's own)", no_wrap=True)
     for index, round_ in zip(payload["round_numbers"], payload["rounds"], strict=True):
         texts = list(round_["emitted_texts"])
         if round_["bonus"] is not None:

@@ -9,7 +9,7 @@ from ddtree_lab.records import TEXT_WIDTH, Record
 from ddtree_lab.trace.files import write_atomically
 from ddtree_lab.view import dot, html, sheet_svg, sheet_text, svg, text
 from ddtree_lab.view.numbers import title as round_title
-from ddtree_lab.view.subjects import Subject, embedded, subject_of
+from ddtree_lab.view.subjects import Subject, embedded, is_session, subject_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -31,7 +31,8 @@ class View(Record):
     """
 
     def __init__(self, x: Any, pair: Pair | None = None) -> None:
-        self._x = x
+        # What is drawn is plain data by now: a view keeps no logits and no caches alive, and only a session's a model.
+        self._session = x if is_session(x) else None
         self._subject = subject_of(x, pair)
 
     def __repr__(self) -> str:
@@ -154,10 +155,14 @@ class View(Record):
             ImportError: anywidget is not installed.
         """
         try:
-            from ddtree_lab.view.widget import live_view
+            from ddtree_lab.view.widget import LiveView
         except ModuleNotFoundError as fault:
             raise ImportError(f"live() needs {fault.name}: pip install 'ddtree-lab[notebook]'") from fault
-        return live_view(self._x)
+        if self._session is None:
+            raise TypeError(
+                f"{self._subject.name} cannot be changed and verified again; view a Session, which has the models."
+            )
+        return LiveView(self._session)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         """HTML for notebooks, SVG and text for everything else."""

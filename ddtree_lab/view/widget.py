@@ -136,16 +136,3 @@ def one_token(pair: Pair, text: Any) -> int:
         parts = [pair.decode([token], skip_special_tokens=False) for token in tokens]
         raise ValueError(f"{text!r} is {len(tokens)} tokens {parts}; a child is exactly one token.")
     return int(tokens[0])
-
-
-def live_view(x: Any) -> LiveView:
-    """A widget on a session.
-
-    Raises:
-        TypeError: `x` is no session, which alone has the models.
-    """
-    if not isinstance(x, Session):
-        raise TypeError(
-            f"a {type(x).__name__} cannot be changed and verified again; view a Session, which has the models."
-        )
-    return LiveView(x)

@@ -13,9 +13,9 @@ from PIL import Image
 from watching import PROMPT, Watch, focused, violations
 
 import ddtree_lab as dl
+from ddtree_lab.doctor.report import Finding, Report
 from ddtree_lab.stages.walk import walk_tree
 from ddtree_lab.view import html
-from ddtree_lab.view.payload import leaks_payload
 
 pytestmark = pytest.mark.browser
 
@@ -149,10 +149,15 @@ def test_a_walk_through_a_round_by_keyboard_alone_and_out_again(open_page, trace
     kept = trace.rounds[first].accepted
     keys.press("Home")
     assert focused(page) == "0"
+    said = trace.rounds[first].target_token_ids
+    drafted = trace.rounds[first].tree
     for stage in ("walk", "verify", "mask", "tree", "draft"):  # backwards from the commit
         keys.press("[")
         assert page.locator("[aria-current=step]").inner_text() == stage
         assert stage in live.inner_text()
+        # While it is verified, edges show where the target would go from every node, kept or not.
+        agreed = sum(said[drafted.parents[i]] == drafted.token_ids[i] for i in range(1, drafted.num_nodes))
+        assert page.locator(".ddt-edge[data-chosen=yes]").count() == (agreed if stage == "verify" else 0)
     assert page.locator(".ddt-node[data-state=accepted]").count() == 0
     for stage in ("tree", "mask", "verify", "walk", "commit"):
         keys.press("]")
@@ -258,7 +263,11 @@ def test_leaks_are_a_heat_map_with_a_number_in_every_cell(open_page, folder, scr
         "layers": [0, 1, 3], "kinds": ["linear_attention", "full_attention", "full_attention"], "moved": moved,
     }  # fmt: skip
     matrix["caption"] = "how far a node's row moves when node 1's token is changed"
-    payload = leaks_payload(matrix, "leaks", tolerance=1e-5)
+    findings = (
+        Finding("siblings", "problem", "verify", (0, 3), "rows move", {"matrix": matrix}, "no mask", "give it one"),
+        Finding("mask_bits", "ok", "mask", symptom="every bit is the tree's"),
+    )
+    payload = dl.view(Report("a port", "The port leaks.", findings)).payload | {"tolerance": 1e-5}
     (folder / "leaks.html").write_text(html.page("leaks", "leaks", None, payload), encoding="utf-8")
     page = open_page("leaks.html")
     page.screenshot(path=screenshots / "leaks.png")
@@ -266,6 +275,8 @@ def test_leaks_are_a_heat_map_with_a_number_in_every_cell(open_page, folder, scr
     assert cells.count() == 9
     flags = cells.evaluate_all("all => all.map(cell => cell.dataset.moved === 'moved')")
     assert flags == [value > 1e-5 for row in moved for value in row]
+    assert page.locator(".ddt-verdict").inner_text() == "The port leaks."
+    assert "give it one" in page.locator(".ddt-sheet").first.inner_text()
     assert violations(page) == []
 
 
@@ -401,7 +412,7 @@ def test_a_thousand_nodes_are_drawn_within_a_second_and_redrawn_within_a_tenth(o
     dl.view(shown).save_html(folder / "large.html")
     page = open_page("large.html")
     assert page.locator("[role=treeitem]").count() < 200  # capped, and it says so
-    show_all = page.get_by_role("button", name="Draw all nodes")
+    show_all = page.get_by_role("button", name="Show all")
     assert "1,025" in show_all.inner_text() or "1025" in show_all.inner_text()
 
     def milliseconds(action: str, times: int = 5) -> float:

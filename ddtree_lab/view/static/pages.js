@@ -1,7 +1,8 @@
 // The two other pages: where two runs part, and the doctor's leak matrix.
-import { count, h, logText, panel, scroller, shorten, term } from "./marks.js";
+import { count, h, panel, scroller, shorten, term } from "./marks.js";
 import { topList } from "./panels.js";
 import { alignRuns } from "./record.js";
+import { sheetPanels } from "./sheets.js";
 
 /**
  * Two runs side by side to their first difference.
@@ -55,15 +56,14 @@ function divergence(choice, round) {
 
 /** How far each node moves in each layer: layers × nodes, a number and a shade in every cell. */
 export function leaksPage(payload) {
-  const { layers, nodes, matrix, tolerance, definitions, expected } = payload;
+  const { layers, nodes, matrix, tolerance, definitions, expected, lead, parts = [] } = payload;
   const moves = matrix.flat().filter((value) => Number.isFinite(value) && value > 0);
   const most = Math.max(...moves, tolerance, 1e-12);
-  const least = Math.max(tolerance, 1e-9);
-  const shade = (value) => (value <= least ? 0 : Math.max(0.12, Math.log(value / least) / Math.log(most / least || 2)));
+  const shade = (value) => (value <= tolerance ? 0 : Math.max(0.12, Math.sqrt(value / most)));
   const mayMove = new Set(expected ?? []);
   const cell = (value, node) => {
     const state = value === null || !Number.isFinite(value) ? "unknown" : value <= tolerance ? "still" : mayMove.has(node) ? "may" : "moved";
-    const words = { unknown: "–", still: "0" }[state] ?? value.toExponential(0).replace("e-", "e−");
+    const words = { unknown: "–", still: "0" }[state] ?? (value < 0.001 ? value.toExponential(0).replace("e-", "e−") : value.toPrecision(2).replace(/^0/, ""));
     return h("td", { "data-moved": state, style: `--p:${shade(value ?? 0)}`, title: `${nodes[node]}: ${value}` }, words);
   };
   const table = h("table", {},
@@ -74,10 +74,11 @@ export function leaksPage(payload) {
   const moved = matrix.filter((row) => row.some((value, node) => value > tolerance && !mayMove.has(node))).length;
   const verdict = expected
     ? `${moved ? count(moved, "layer") : "No layer"} of ${layers.length} ${moved === 1 || !moved ? "lets" : "let"} a node move that must not.`
-    : `In ${moved} of ${count(layers.length, "layer")} some node moves by more than ${tolerance}.`;
+    : `Some node is off in ${moved} of ${count(layers.length, "layer")}.`;
   return h("div", { class: "ddt-page" },
-    h("div", { class: "ddt-header" }, h("h1", { class: "ddt-title" }, payload.title), h("p", { class: "ddt-verdict" }, verdict)),
-    panel("leaks", "Movement by layer and node",
-      h("p", { class: "ddt-note" }, term(definitions, "moved", "Movement"), `: ${definitions?.moved ?? ""}. Up to ${tolerance} counts as rounding.`),
-      scroller("leaks-box", "Movement by layer and node", table)));
+    h("div", { class: "ddt-header" }, h("h1", { class: "ddt-title" }, payload.title), h("p", { class: "ddt-verdict" }, lead ?? verdict)),
+    panel("leaks", "Layers × nodes",
+      h("p", { class: "ddt-note" }, `${lead ? `${verdict} ` : ""}In the cells: ${definitions?.moved ?? ""}. ${tolerance ? `Up to ${tolerance}` : "0"} is rounding.`),
+      scroller("leaks-box", "Layers × nodes", table)),
+    sheetPanels(parts, definitions));
 }

@@ -144,7 +144,7 @@ export class TreePicture {
    * Bring states up to date, without drawing anew.
    *
    * @param {{states: string[], bonus: object | null, bonusState: string, targets: boolean, built: boolean,
-   *   label: (node: number) => string}} view
+   *   isChosen: (node: number) => boolean, label: (node: number) => string}} view
    */
   restyle(view) {
     const { h } = this.size;
@@ -159,6 +159,7 @@ export class TreePicture {
         for (const name of Object.keys(mark)) path.setAttribute(name, mark[name]);
       }
       if (edge && edge.dataset.state !== state) edge.dataset.state = state;
+      if (edge) edge.dataset.chosen = view.isChosen(node) ? "yes" : "no";
       if (node === BONUS) {
         item.querySelector(".ddt-token").textContent = shorten(view.bonus?.text, this.size.characters);
         item.style.display = edge.style.display = view.bonus ? "" : "none";

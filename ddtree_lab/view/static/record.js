@@ -74,6 +74,11 @@ export function statesFor(round, budget, walk) {
   });
 }
 
+/** Whether a node's token is the one that the target chose after its parent, kept or not. */
+export function isChosen({ ids, parents, target_ids: chosen }, node) {
+  return chosen?.[parents[node]] != null && chosen[parents[node]] === ids[node];
+}
+
 /** Accepted drafts under every budget, 0 to all nodes: what was really gained beside what was expected. */
 export function acceptedByBudget(round) {
   const kept = replay(round, round.ids.length - 1).kept;

@@ -8,8 +8,13 @@ const SEEN = { self: "●", ancestor: "○", hidden: "·" };
 export function sheetPage({ title, lead, parts, definitions }) {
   return h("div", { class: "ddt-page" },
     h("div", { class: "ddt-header" }, h("h1", { class: "ddt-title" }, title), h("p", { class: "ddt-verdict" }, lead)),
-    parts.map((part) => panel("sheet", part.title,
-      scroller("sheet-box", part.title, sheetTable(part, definitions)), part.note && h("p", { class: "ddt-note" }, part.note))));
+    sheetPanels(parts, definitions));
+}
+
+/** A panel for each table. */
+export function sheetPanels(parts, definitions) {
+  return parts.map((part) => panel("sheet", part.title,
+    scroller("sheet-box", part.title, sheetTable(part, definitions)), part.note && h("p", { class: "ddt-note" }, part.note)));
 }
 
 function sheetTable({ title, columns, rows }, definitions) {
@@ -21,9 +26,10 @@ function sheetTable({ title, columns, rows }, definitions) {
   return table;
 }
 
-function sheetCell({ text, number, share, state, rollback, seen, tip }) {
+function sheetCell({ text, prose, number, share, state, rollback, seen, tip }) {
   if (seen) return h("td", { title: tip, "data-seen": seen }, h("span", { "aria-hidden": "true" }, SEEN[seen]), h("span", { class: "ddt-hidden" }, tip));
   if (rollback) return h("td", { title: tip, "data-rollback": rollback }, h("span", { class: "ddt-rollback" }, h("span", { "aria-hidden": "true" }, `${ROLLBACK[rollback][0]} `), text));
+  if (prose) return h("td", { class: "ddt-prose" }, text);
   return h("td", { title: tip },
     state ? badge(state, h("code", {}, text)) : h("code", {}, text),
     number && h("span", { class: "ddt-soft ddt-num" }, ` ${number}`),

@@ -6,11 +6,11 @@ import { badge, count, h, massText, panel, STATES } from "./marks.js";
 import { diffPage, leaksPage } from "./pages.js";
 import { draftPanel, figures, layersPanel, nodeDetails, rowsKeeper, rowsTable, textPanel } from "./panels.js";
 import { TreePicture } from "./picture.js";
-import { curves, edited, openingRound, origins, placeOf, replay, stagesOf, statesFor, step } from "./record.js";
+import { curves, edited, isChosen, openingRound, origins, placeOf, replay, stagesOf, statesFor, step } from "./record.js";
 import { sheetPage } from "./sheets.js";
 import { keepTheme } from "./theme.js";
 import { layOut, neighbour, pathTo, search, visibleNodes } from "./tree.js";
-import { BONUS, caption, labelOf, reason, runLine, verdict } from "./words.js";
+import { BONUS, caption, labelOf, lead, reason, runLine, verdict } from "./words.js";
 
 const CAP = 160; // nodes drawn before one asks for all
 const ROWS_WITH_NUMBERS = 9; // a tree of more rows is drawn without its numbers unless one asks for them
@@ -149,7 +149,7 @@ class TraceView {
       budget: h("input", { type: "range", min: "0", step: "1", oninput: (event) => this.setBudget(Number(event.target.value)) }),
       budgetText: h("output", {}), exact: h("span", { class: "ddt-note" }),
       query: h("input", { type: "search", placeholder: "text or #node", "aria-label": "Search the tree", size: "12", oninput: (event) => this.find(event.target.value) }),
-      size: button("", "Show or hide the numbers in the nodes", () => this.resize()), all: button("", "Draw all nodes or the most probable ones", () => this.showAll()),
+      size: h("button", { type: "button", onclick: () => this.resize() }), all: h("button", { type: "button", onclick: () => this.showAll() }),
       panels: h("div", { class: "ddt-panels" }), details: h("div", { class: "ddt-details-body" }),
     };
     const p = this.parts;
@@ -158,7 +158,7 @@ class TraceView {
     this.edit = this.host?.request ? editPanel(this.host, { edits: () => this.at.edits, change: (edits) => this.go({ edits }), answer: (answer) => this.replace(answer) }) : null;
     const legend = h("p", { class: "ddt-legend", "aria-label": "What the marks mean" }, Object.entries(STATES).map(([state, [word, , , meaning]]) => h("span", { title: meaning }, badge(state, word))));
     this.element = h("div", { class: "ddt-run" },
-      h("div", { class: "ddt-header" }, h(this.heading, { class: "ddt-title" }, payload.title), h("p", { class: "ddt-note" }, runLine(payload)), p.verdict, p.figures),
+      h("div", { class: "ddt-header" }, h(this.heading, { class: "ddt-title" }, payload.title), h("p", { class: "ddt-note" }, runLine(payload)), this.heading === "h1" && h("p", { class: "ddt-note" }, lead(payload)), p.verdict, p.figures),
       h("div", { class: "ddt-controls" },
         many && h("div", { class: "ddt-rounds", role: "group", "aria-label": "Round" }, button("‹", "Previous round ({)", () => this.moveRound(-1)), p.round, button("›", "Next round (})", () => this.moveRound(1))),
         h("div", { class: "ddt-stage-row", role: "group", "aria-label": "Stages" }, button("←", "Stage back ([)", () => this.move(-1)), p.stages, button("→", "Stage forward (])", () => this.move(1))),
@@ -224,7 +224,7 @@ class TraceView {
     const last = this.payload.rounds[this.at.round].ids.length - 1;
     this.picture.restyle({
       states: view.states, bonus: walk?.bonus ?? null, bonusState: isSmaller && walk?.bonus?.id !== round.bonus?.id ? "what-if" : "bonus",
-      targets: view.targets, built: view.built, label: (node) => labelOf(view, node),
+      targets: view.targets, built: view.built, isChosen: (node) => view.stage === "verify" && isChosen(round, node), label: (node) => labelOf(view, node),
     });
     parts.verdict.textContent = verdict(view);
     parts.figures.replaceChildren(figures(view));

@@ -1,6 +1,6 @@
 // What the viewer says in sentences: of a run, a round, a stage, a node. No DOM in here.
 import { count, logText, massText, STATES } from "./marks.js";
-import { ownLogProb } from "./record.js";
+import { isChosen, ownLogProb } from "./record.js";
 import { massOf } from "./tree.js";
 
 export const BONUS = -1; // the bonus token's place among the nodes of a picture
@@ -15,14 +15,21 @@ export function runLine({ settings = {}, rounds, num_rounds: all = rounds.length
   return [...parts, shown, emitted > 0 && count(emitted, "emitted token")].filter(Boolean).join(" · ");
 }
 
+/** What all of this is, for a reader who has never seen a round. */
+export function lead({ rounds }) {
+  if (!rounds.some((round) => round.target_ids)) return "A small drafter proposed a tree of possible continuations. The target model has not seen it.";
+  return "Each round a small drafter proposes a tree of possible continuations. The target model reads all of it in one pass and keeps the longest path on which every token is the one it would have written itself.";
+}
+
 /** Whether a kept node is not what the target chose: somebody forced its path. */
-function isForced({ ids, parents, target_ids: chosen }, node) {
-  return chosen?.[parents[node]] != null && chosen[parents[node]] !== ids[node];
+function isForced(round, node) {
+  return round.target_ids?.[round.parents[node]] != null && !isChosen(round, node);
 }
 
 /** The round in a sentence. */
-export function verdict({ walk, budget, round }) {
-  if (!walk) return `${count(budget, "token")} drafted after “${round.texts[0]}”; nothing verified yet.`;
+export function verdict({ walk, budget, round, targets }) {
+  const then = targets ? "the target has said what it would write after each" : "nothing verified yet";
+  if (!walk) return `${count(budget, "token")} drafted after “${round.texts[0]}”; ${then}.`;
   const kept = walk.kept.length;
   const what = `Of ${count(budget, "drafted token")} the target kept ${kept}`;
   if (!walk.bonus) return `${what}; the text ended there.`;
@@ -58,7 +65,7 @@ export function caption({ round, walk, budget, curves: { mass }, stage, isEdited
     draft: `The drafter gives one distribution for each of ${count(Math.max(...round.depths), "position")}, in one pass.`,
     tree: `The ${count(budget, "most probable path")} become a tree; the drafter expects ${massText(mass[budget])} of its tokens to be kept.`,
     mask: `Every node sees the ${count(round.past_length, "committed token")}, its ancestors and itself. Nodes of one depth share a position id.`,
-    verify: "One pass of the target gives its own choice after every node (→).",
+    verify: "One pass of the target gives its own choice after every node. A thick edge leads to it where the tree has it.",
     walk: `From the anchor along the target’s choices, as long as the tree has them: ${walk?.kept.length} kept${bonus}.`,
     commit: "The rows of the kept path go into the cache; every other node is undone in every layer.",
   }[stage];
