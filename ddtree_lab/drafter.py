@@ -22,12 +22,7 @@ from jaxtyping import Bool, Float, Int
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers.models.qwen3.modeling_qwen3 import (
-    Qwen3MLP,
-    Qwen3RMSNorm,
-    Qwen3RotaryEmbedding,
-    apply_rotary_pos_emb,
-)
+from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RotaryEmbedding, rotate_half
 
 from ddtree_lab.checkpoint import CONFIG_NAME, WEIGHTS_NAME, open_checkpoint, read_json
 from ddtree_lab.drafter_config import DFlashConfig, refuse_second_generation
@@ -68,8 +63,8 @@ class DFlashAttention(nn.Module):
         self.k_proj = nn.Linear(hidden, config.num_key_value_heads * head_dim, bias=bias)
         self.v_proj = nn.Linear(hidden, config.num_key_value_heads * head_dim, bias=bias)
         self.o_proj = nn.Linear(config.num_attention_heads * head_dim, hidden, bias=bias)
-        self.q_norm = Qwen3RMSNorm(head_dim, eps=config.rms_norm_eps)
-        self.k_norm = Qwen3RMSNorm(head_dim, eps=config.rms_norm_eps)
+        self.q_norm = nn.RMSNorm(head_dim, eps=config.rms_norm_eps)
+        self.k_norm = nn.RMSNorm(head_dim, eps=config.rms_norm_eps)
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.head_dim))  # (B, rows, heads, head_dim)
@@ -78,7 +73,7 @@ class DFlashAttention(nn.Module):
         """Roped keys and values of rows `x` (B, rows, H) → two of (B, kv_heads, rows, head_dim)."""
         keys = self.k_norm(self._heads(self.k_proj(x))).transpose(1, 2)
         values = self._heads(self.v_proj(x)).transpose(1, 2)
-        return apply_rotary_pos_emb(keys, keys, *rope)[1], values
+        return _rotated(keys, rope), values
 
     def forward(
         self,
@@ -88,7 +83,7 @@ class DFlashAttention(nn.Module):
         mask: Tensor | None,
     ) -> Tensor:
         queries = self.q_norm(self._heads(self.q_proj(x))).transpose(1, 2)
-        queries = apply_rotary_pos_emb(queries, queries, *rope)[0]
+        queries = _rotated(queries, rope)
         keys, values = self.keys_values(x, rope)
         out = F.scaled_dot_product_attention(
             queries,
@@ -100,12 +95,18 @@ class DFlashAttention(nn.Module):
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
 
+def _rotated(heads: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+    """(B, heads, rows, head_dim) turned to their positions; the library's function takes queries and keys at once."""
+    cos, sin = (factor.unsqueeze(1) for factor in rope)  # the same for every head
+    return heads * cos + rotate_half(heads) * sin
+
+
 class DFlashLayer(nn.Module):
     def __init__(self, config: DFlashConfig) -> None:
         super().__init__()
-        self.input_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.self_attn = DFlashAttention(config)
-        self.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp = Qwen3MLP(config.to_qwen3())
 
     def forward(
@@ -130,9 +131,9 @@ class DFlashDrafter(nn.Module):
         self.config = config
         num_taps = len(config.target_layer_ids)
         self.fc = nn.Linear(num_taps * config.target_hidden_size, config.hidden_size, bias=False)
-        self.hidden_norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.hidden_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.layers = nn.ModuleList(DFlashLayer(config) for _ in range(config.num_hidden_layers))
-        self.norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary_emb = Qwen3RotaryEmbedding(config.to_qwen3())
 
     def _apply(self, fn: Any, recurse: bool = True) -> DFlashDrafter:

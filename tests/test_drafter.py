@@ -283,7 +283,7 @@ def denoise(drafter, block, taps):
 
 
 def rms_norm(x, module):
-    return x / torch.sqrt((x * x).mean(-1, keepdim=True) + module.variance_epsilon) * module.weight
+    return x / torch.sqrt((x * x).mean(-1, keepdim=True) + module.eps) * module.weight
 
 
 def rotate(x, position, theta):
