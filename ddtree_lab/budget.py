@@ -23,10 +23,12 @@ from ddtree_lab.costs import RoundCosts
 from ddtree_lab.stages.tree import DraftTree
 
 AUTO = "auto"
-MEMORY = 0.9  # weight of the past, per round: about the last ten count
+MEMORY = 0.9  # weight of the past, per round: for trust about the last ten count
+LONG_MEMORY = 0.95  # for whether drafting pays, about the last twenty
 PRIOR_DRAFTS = 2.0  # accepted as expected, before anything was seen
+PATIENCE = 4.0  # tokens credited at first, so that a few bad rounds do not end drafting
 LONGEST_REST = 16  # rounds without a draft before it is tried again
-LOSS = 0.85  # of a plain round's tokens a second: below it drafting is left out; ten rounds vary by about that much
+LOSS = 0.9  # of a plain round's tokens a second: below it drafting is left out; twenty rounds vary by about that much
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Pace:
     costs: RoundCosts
     accepted: float = 0.0
     expected: float = 0.0
-    emitted: float = 0.0
+    emitted: float = PATIENCE
     seconds: float = 0.0
     limit: int = 32
     rest: int = 0
@@ -79,8 +81,10 @@ class Pace:
             self,
             accepted=MEMORY * self.accepted + num_accepted,
             expected=MEMORY * self.expected + tree.mass,
-            emitted=MEMORY * self.emitted + num_emitted,
-            seconds=MEMORY * self.seconds + self.costs.draft_seconds + float(self.costs.of(tree.num_nodes)),
+            emitted=LONG_MEMORY * self.emitted + num_emitted,
+            seconds=LONG_MEMORY * self.seconds
+            + self.costs.draft_seconds
+            + float(self.costs.of(tree.num_nodes)),
             limit=min(self.costs.largest_budget, 2 * tree.num_drafted + 16),
         )
         pays = pace.emitted * float(self.costs.of(1)) > LOSS * pace.seconds

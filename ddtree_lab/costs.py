@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 import weakref
 from collections.abc import Callable
@@ -65,8 +64,11 @@ def costs_of(pair: Pair) -> RoundCosts:
     return by_drafter[pair.drafter]
 
 
-def measure_costs(pair: Pair, repeats: int = 3, num_prompt_tokens: int = NUM_PROMPT_TOKENS) -> RoundCosts:
+def measure_costs(pair: Pair, repeats: int = 6, num_prompt_tokens: int = NUM_PROMPT_TOKENS) -> RoundCosts:
     """Time rounds of growing size after a prompt of arbitrary tokens.
+
+    All sizes in turns, and of each the least: what else the machine does meanwhile can only add. A curve that is off
+    by 15 % a point costs a choice by it 5 to 10 % of its speed (`bench.replay` can tell).
 
     It stops at a size that could not pay if every draft were accepted: a round emits one token for each drafted
     position and one more, so none may cost as much as all of them by plain decoding.
@@ -77,8 +79,15 @@ def measure_costs(pair: Pair, repeats: int = 3, num_prompt_tokens: int = NUM_PRO
     cache = make_cache(target)
     out = prefill(target, torch.tensor([prompt]), cache, drafter.tap_layer_ids)
     context = extend_context(drafter, None if out.taps is None else out.taps[0], token_ids=prompt)
+    grown = fork_cache(cache)  # by a token with each plain pass
 
-    def verified(num_rows: int) -> Callable[[], Any]:
+    def plain() -> None:
+        run_target(target, torch.tensor([[3]]), grown).logits.argmax(-1).tolist()
+
+    def draft() -> None:
+        draft_block(drafter, pair.embeddings, context, 3)
+
+    def verified(num_rows: int) -> Callable[[], None]:
         tree = DraftTree.from_parents([3] * num_rows, (np.arange(num_rows) - 1) // 2)  # two children each
         path = tree.path(num_rows - 1)
 
@@ -91,23 +100,20 @@ def measure_costs(pair: Pair, repeats: int = 3, num_prompt_tokens: int = NUM_PRO
 
         return run
 
-    def plain() -> Callable[[], Any]:
-        fork = fork_cache(cache)
-        return lambda: run_target(target, torch.tensor([[3]]), fork).logits.argmax(-1).tolist()
-
     verified(3)()  # the trial pass is behind us
-    plain_seconds = statistics.median(_seconds(plain()) for _ in range(repeats + 1))
-    draft_seconds = statistics.median(
-        _seconds(lambda: draft_block(drafter, pair.embeddings, context, 3)) for _ in range(repeats + 1)
-    )
-    seconds: list[float] = []
+    runs: list[Callable[[], None]] = [plain, draft]
+    least = [_seconds(run) for run in runs]
     for num_rows in ROWS:
-        run = verified(num_rows)
-        taken = statistics.median(_seconds(run) for _ in range(repeats))
-        seconds.append(max([taken, *seconds[-1:]]))  # what is larger by chance is no cheaper
-        if taken > (drafter.num_draft_positions + 1) * plain_seconds:
+        runs.append(verified(num_rows))
+        least.append(_seconds(runs[-1]))
+        if least[-1] > (drafter.num_draft_positions + 1) * least[0]:
             break
-    return RoundCosts(ROWS[: len(seconds)], tuple(seconds), draft_seconds, plain_seconds)
+    for _ in range(repeats):
+        least = [min(before, _seconds(run)) for before, run in zip(least, runs, strict=True)]
+    plain_seconds, draft_seconds, *seconds = least
+    # What is larger by chance is no cheaper.
+    rising = tuple(np.maximum.accumulate(seconds).tolist())
+    return RoundCosts(ROWS[: len(rising)], rising, draft_seconds, plain_seconds)
 
 
 def _seconds(run: Callable[[], Any]) -> float:

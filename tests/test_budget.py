@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -40,7 +42,7 @@ def test_the_choice_is_the_best_of_all_budgets():
 
 
 def test_a_drafter_that_is_never_right_is_trusted_less_and_then_rests():
-    pace, tree = Pace(GENTLE), some_tree()
+    pace, tree = Pace(replace(GENTLE, draft_seconds=0.3)), some_tree()
     sizes, drafted = [], 0
     for _ in range(60):
         verified = pace.best_prefix(tree) if pace.drafts else tree.prefix(0)
@@ -48,8 +50,15 @@ def test_a_drafter_that_is_never_right_is_trusted_less_and_then_rests():
         drafted += pace.drafts
         pace = pace.after(verified, 0, 1)
     assert pace.trust < 0.3
-    assert pace.rest == LONGEST_REST and drafted < 12
+    assert pace.rest == LONGEST_REST and drafted < 20
     assert sizes[-1] < sizes[0]
+
+
+def test_a_few_bad_rounds_do_not_end_drafting():
+    pace, tree = Pace(GENTLE), some_tree()
+    for _ in range(4):
+        pace = pace.after(pace.best_prefix(tree), 0, 1)
+        assert pace.drafts
 
 
 def test_a_drafter_that_is_right_is_asked_in_every_round_and_may_have_more():

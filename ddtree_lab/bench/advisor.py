@@ -1,19 +1,22 @@
-"""Which budget pays here: from what rounds cost and from rounds that were recorded once, at a large budget.
+"""Which budget pays here: from what rounds cost, and from which rounds each way to decode would have had.
 
-A recorded tree contains all smaller ones as prefixes and the chain as its nodes of rank 0, so what each
-would have accepted in that round is known without a model (at later rounds another budget would have begun
-elsewhere in the text, so the mean over rounds is what is used). What it costs is measured.
+`advise_on` records a text token by token, which answers for every way exactly (`bench.replay`), and then runs them.
+`advise` takes rounds that were recorded anyway, with a large budget: a recorded tree contains all smaller ones as
+prefixes, so what each would have accepted in that round is known; later rounds would have begun elsewhere in the text,
+so there the mean over rounds is what is used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ddtree_lab.bench.replay import RECORDED_BUDGET, Replayed, record_text
 from ddtree_lab.bench.rows import method_label
+from ddtree_lab.budget import AUTO
 from ddtree_lab.costs import RoundCosts, costs_of
 from ddtree_lab.decode import AUTOREGRESSIVE, Generation, generate
 from ddtree_lab.pair import Pair, Prompt
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 BUDGETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-RECORDED_BUDGET = 256
+Ways = dict[tuple[str, int | str | None], Sequence[Replayed]]  # method and budget → rounds
 
 
 @dataclass(frozen=True)
@@ -33,14 +36,14 @@ class Choice:
 
     Args:
         method: `"autoregressive"`, `"dflash"` or `"ddtree"`.
-        tree_budget: for DDTree.
+        tree_budget: for DDTree, or `"auto"`.
         emitted: tokens a round, foreseen.
         speedup: over plain decoding, foreseen.
         measured: over plain decoding, if it was run.
     """
 
     method: str
-    tree_budget: int | None
+    tree_budget: int | str | None
     emitted: float
     speedup: float
     measured: float | None = None
@@ -137,36 +140,48 @@ def costs_seen(generations: Sequence[Generation]) -> RoundCosts | None:
     return RoundCosts(tuple(sizes), tuple(seconds.tolist()), float(np.median(drafts)), plain_seconds)
 
 
-def advise(rounds: Sequence[Round], costs: RoundCosts, title: str = "") -> Advice:
-    """Foresee each way to decode.
+def advise(
+    rounds: Sequence[Round], costs: RoundCosts, title: str = "", chain: Sequence[Replayed] = ()
+) -> Advice:
+    """Foresee each way to decode from recorded rounds.
 
     Args:
         rounds: recorded with a large tree budget.
+        chain: the chain's own rounds on the same texts. Without them it is taken from the trees, as deep as the
+            deepest: a tree may lack its last nodes, and then it is valued too low.
 
     Raises:
         ValueError: no rounds.
     """
     if not rounds:
         raise ValueError("rounds is empty; record a decode first, with a large tree_budget.")
+    depth = max(r.tree.depth for r in rounds)
+    ways: Ways = {("dflash", None): chain or [Replayed(depth, accepted_by_chain(r) + 1) for r in rounds]}
+    for budget in _budgets(costs, max(r.tree.num_drafted for r in rounds)):
+        sizes = [min(budget, r.tree.num_drafted) for r in rounds]
+        emitted = [accepted_within(r, budget) + 1 for r in rounds]
+        ways["ddtree", budget] = [Replayed(*pair) for pair in zip(sizes, emitted, strict=True)]
+    return foresee(ways, costs, len(rounds), title)
+
+
+def foresee(ways: Ways, costs: RoundCosts, num_rounds: int, title: str = "") -> Advice:
+    """Speed-ups over plain decoding of ways whose rounds are known.
+
+    Args:
+        num_rounds: that were recorded.
+    """
     choices = [Choice(AUTOREGRESSIVE, None, 1.0, 1.0)]
-    choices += [_choice(costs, "dflash", None, [accepted_by_chain(r) for r in rounds], _chain_rows(rounds))]
-    largest = min(costs.largest_budget, max(r.tree.num_drafted for r in rounds))
-    for budget in (b for b in BUDGETS if b <= largest):
-        sizes = [min(budget, r.tree.num_drafted) + 1 for r in rounds]
-        choices.append(_choice(costs, "ddtree", budget, [accepted_within(r, budget) for r in rounds], sizes))
-    return Advice(tuple(choices), len(rounds), title)
+    for (method, budget), rounds in ways.items():
+        emitted = sum(r.num_emitted for r in rounds)
+        seconds = float(np.sum(costs.of([r.num_drafted + 1 for r in rounds])))
+        seconds += costs.draft_seconds * sum(r.has_draft for r in rounds)
+        speedup = emitted * costs.plain_seconds / seconds
+        choices.append(Choice(method, budget, emitted / len(rounds), speedup))
+    return Advice(tuple(choices), num_rounds, title)
 
 
-def _chain_rows(rounds: Sequence[Round]) -> list[int]:
-    return [r.tree.depth + 1 for r in rounds]
-
-
-def _choice(
-    costs: RoundCosts, method: str, budget: int | None, accepted: Sequence[int], rows: Sequence[int]
-) -> Choice:
-    emitted = float(np.mean(accepted)) + 1
-    seconds = costs.draft_seconds + float(np.mean(costs.of(rows)))
-    return Choice(method, budget, emitted, emitted * costs.plain_seconds / seconds)
+def _budgets(costs: RoundCosts, largest: int) -> list[int]:
+    return [budget for budget in BUDGETS if budget <= min(largest, costs.largest_budget)]
 
 
 def advise_on(
@@ -177,20 +192,26 @@ def advise_on(
     max_new_tokens: int = 100,
     seed: int = 0,
 ) -> Advice:
-    """Record the prompts once, foresee every budget, then run the ways that matter and measure them."""
+    """Record the prompts token by token, foresee every way to decode them, then run all of them.
+
+    Raises:
+        ValueError: no prompt, or none whose text is longer than a token.
+    """
     settings: dict[str, Any] = dict(temperature=temperature, max_new_tokens=max_new_tokens, seed=seed)
-    rounds: list[Round] = []
-    for prompt in prompts:
-        trace = generate(pair, prompt, tree_budget=RECORDED_BUDGET, record=True, **settings).trace
-        assert trace is not None
-        rounds += trace.rounds
-    domain = prompts[0].domain if prompts else ""
-    foreseen = advise(
-        rounds, costs_of(pair), f"{domain}, temperature {temperature:g}, {len(prompts)} prompts"
-    )
+    costs = costs_of(pair)
+    recordings = [record_text(pair, prompt, **settings) for prompt in prompts]
+    recordings = [recording for recording in recordings if recording.trees]
+    if not recordings:
+        raise ValueError("prompts: none gives a text of two tokens; there is nothing to foresee.")
+    ways: Ways = {("dflash", None): [r for one in recordings for r in one.chain_rounds()]}
+    for budget in _budgets(costs, RECORDED_BUDGET):
+        ways["ddtree", budget] = [r for one in recordings for r in one.tree_rounds(budget)]
+    ways["ddtree", AUTO] = [r for one in recordings for r in one.adaptive_rounds(costs)]
+    title = f"{prompts[0].domain}, temperature {temperature:g}, {len(prompts)} prompts"
+    foreseen = foresee(ways, costs, sum(len(one.trees) for one in recordings), title)
     measured = _speedups(pair, prompts, foreseen, settings)
-    choices = tuple(Choice(**{**vars(c), "measured": measured.get(c.label)}) for c in foreseen.choices)
-    return Advice(choices, foreseen.num_rounds, foreseen.title)
+    choices = tuple(replace(choice, measured=measured[choice.label]) for choice in foreseen.choices)
+    return replace(foreseen, choices=choices)
 
 
 def _speedups(

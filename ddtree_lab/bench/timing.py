@@ -75,7 +75,7 @@ def interleaved(cases: Mapping[str, Prepare], repeats: int, warmups: int = 1) ->
 
 def peak_bytes(call: Timed, there: tuple[torch.Tensor, ...] = ()) -> int:
     """The most that a call holds at once, beside the tensors that were there before."""
-    from ddtree_lab.rehearsal import LiveBytes
+    from ddtree_lab.weightless.rehearsal import LiveBytes
 
     with LiveBytes(there) as counted:
         call()

@@ -314,12 +314,14 @@ def show(console: Console, prompt: Prompt, results: list[Result]) -> None:
 def _advice(results: list[Result]) -> str:
     """Which budget pays, foreseen from the recorded rounds and what rounds of each size took just now."""
     from ddtree_lab.bench.advisor import advise, costs_seen
+    from ddtree_lab.bench.replay import replayed
 
-    last = results[-1].generation
-    costs = costs_seen([result.generation for result in results])
-    if costs is None or last.trace is None or not last.trace.rounds or last.method != "ddtree":
+    generations = [result.generation for result in results]
+    costs, trace = costs_seen(generations), generations[-1].trace
+    if costs is None or trace is None or not trace.rounds or generations[-1].method != "ddtree":
         return ""
-    return advise(last.trace.rounds, costs).sentence
+    chain = [round_ for made in generations if made.method == "dflash" for round_ in replayed(made)]
+    return advise(trace.rounds, costs, chain=chain).sentence
 
 
 def results_table(results: list[Result], width: int = WIDE) -> Table:
