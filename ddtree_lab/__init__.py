@@ -20,12 +20,12 @@ _HOMES = {
     "ddtree_lab.drafter": ("DFlashConfig", "DFlashDrafter", "DrafterContext"),
     "ddtree_lab.environment": ("describe_environment",),
     "ddtree_lab.generate_hook": ("DDTree",),
-    "ddtree_lab.inspection": ("Inspection", "inspect_model"),
+    "ddtree_lab.weightless.inspection": ("Inspection", "inspect_model"),
     "ddtree_lab.loading": ("load_pair",),
     "ddtree_lab.ngram": ("NgramDrafter",),
     "ddtree_lab.pair": ("Pair", "Prompt", "bundled_prompts"),
-    "ddtree_lab.plan": ("MemoryPlan", "plan_memory"),
-    "ddtree_lab.presets": ("Preset", "bundled_presets", "find_preset"),
+    "ddtree_lab.weightless.plan": ("MemoryPlan", "plan_memory"),
+    "ddtree_lab.weightless.presets": ("Preset", "bundled_presets", "find_preset"),
     "ddtree_lab.recurrent.ports": ("register_port",),
     "ddtree_lab.session": ("Session",),
     "ddtree_lab.stages.cache": ("describe_cache", "fork_cache", "make_cache"),
@@ -37,7 +37,7 @@ _HOMES = {
     "ddtree_lab.stages.tree": ("DraftTree", "build_chain", "build_tree"),
     "ddtree_lab.stages.verify": ("Verification", "verify_tree"),
     "ddtree_lab.stages.walk": ("Walk", "linear_chain", "walk_tree"),
-    "ddtree_lab.synth": ("Synthesis", "synthesise"),
+    "ddtree_lab.weightless.synth": ("Synthesis", "synthesise"),
     "ddtree_lab.trace": ("Round", "Trace"),
     "ddtree_lab.view.chart": ("Chart", "chart"),
     "ddtree_lab.view.view": ("View",),
@@ -70,12 +70,9 @@ if TYPE_CHECKING:
     from ddtree_lab.drafter import DFlashConfig, DFlashDrafter, DrafterContext
     from ddtree_lab.environment import describe_environment
     from ddtree_lab.generate_hook import DDTree
-    from ddtree_lab.inspection import Inspection, inspect_model
     from ddtree_lab.loading import load_pair
     from ddtree_lab.ngram import NgramDrafter
     from ddtree_lab.pair import Pair, Prompt, bundled_prompts
-    from ddtree_lab.plan import MemoryPlan, plan_memory
-    from ddtree_lab.presets import Preset, bundled_presets, find_preset
     from ddtree_lab.recurrent.ports import register_port
     from ddtree_lab.session import Session
     from ddtree_lab.stages.cache import describe_cache, fork_cache, make_cache
@@ -87,7 +84,10 @@ if TYPE_CHECKING:
     from ddtree_lab.stages.tree import DraftTree, build_chain, build_tree
     from ddtree_lab.stages.verify import Verification, verify_tree
     from ddtree_lab.stages.walk import Walk, linear_chain, walk_tree
-    from ddtree_lab.synth import Synthesis, synthesise
     from ddtree_lab.trace import Round, Trace
     from ddtree_lab.view.chart import Chart, chart
     from ddtree_lab.view.view import View
+    from ddtree_lab.weightless.inspection import Inspection, inspect_model
+    from ddtree_lab.weightless.plan import MemoryPlan, plan_memory
+    from ddtree_lab.weightless.presets import Preset, bundled_presets, find_preset
+    from ddtree_lab.weightless.synth import Synthesis, synthesise

@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM
 import ddtree_lab as dl
 from ddtree_lab.cli import main
 from ddtree_lab.compat import get_state
-from ddtree_lab.inspection import inspect_model
 from ddtree_lab.stages.cache import make_cache
 from ddtree_lab.stages.forward import prefill
 from ddtree_lab.stages.verify import exact_method
+from ddtree_lab.weightless.inspection import inspect_model
 
 MEBI = 2**20
 
@@ -94,7 +94,7 @@ def test_a_model_that_cannot_be_run_without_weights_is_still_described(tmp_path,
         return bool(torch.zeros(1, device="meta"))
 
     models.dense().save_pretrained(tmp_path)
-    monkeypatch.setattr("ddtree_lab.footprint.run_target", looks_at_values)
+    monkeypatch.setattr("ddtree_lab.weightless.footprint.run_target", looks_at_values)
     told = inspect_model(str(tmp_path))
     assert told.layers == ()
     assert "without weights" in told.cache_unknown

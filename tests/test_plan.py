@@ -13,18 +13,18 @@ from checks import filled_cache
 import ddtree_lab as dl
 from ddtree_lab.cli import main
 from ddtree_lab.compat import layer_tensors
-from ddtree_lab.footprint import (
+from ddtree_lab.stages.tree import DraftTree
+from ddtree_lab.stages.verify import verify_tree
+from ddtree_lab.weightless.footprint import (
     PATHS_PER_PASS,
     cache_footprint,
     parameter_bytes,
     round_needs,
     verify_formulas,
 )
-from ddtree_lab.plan import device_of, parse_size, plan_memory
-from ddtree_lab.rehearsal import LiveBytes, rehearse, without_weights
-from ddtree_lab.stages.tree import DraftTree
-from ddtree_lab.stages.verify import verify_tree
-from ddtree_lab.weightless import build_weightless_drafter
+from ddtree_lab.weightless.models import build_weightless_drafter
+from ddtree_lab.weightless.plan import device_of, parse_size, plan_memory
+from ddtree_lab.weightless.rehearsal import LiveBytes, rehearse, without_weights
 
 GIBI = 2**30
 CONTEXT, BUDGET = 40, 12
@@ -36,7 +36,7 @@ def remembered_needs():
     rehearsed = lru_cache(_needs_of)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "ddtree_lab.plan.round_needs",
+            "ddtree_lab.weightless.plan.round_needs",
             lambda target, drafter, **settings: rehearsed(_Key(target, drafter), **settings),
         )
         yield
@@ -320,7 +320,7 @@ def test_the_rehearsed_tree_has_the_budget(monkeypatch):
     seen = []
     real = DraftTree.from_parents
     monkeypatch.setattr(
-        "ddtree_lab.footprint.DraftTree.from_parents",
+        "ddtree_lab.weightless.footprint.DraftTree.from_parents",
         lambda tokens, parents: seen.append(len(parents)) or real(tokens, parents),
     )
     round_needs(models.hybrid().to("meta"), None, tree_budget=BUDGET, context=4)

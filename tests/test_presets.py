@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddtree_lab.inspection import num_stored_tensors
 from ddtree_lab.pair import check_pair
-from ddtree_lab.presets import bundled_presets, find_preset, preset_of_hub_id
-from ddtree_lab.weightless import (
+from ddtree_lab.weightless.inspection import num_stored_tensors
+from ddtree_lab.weightless.models import (
     build_weightless,
     build_weightless_drafter,
     read_blueprint,
     read_drafter_config,
 )
+from ddtree_lab.weightless.presets import bundled_presets, find_preset, preset_of_hub_id
 
 ROOT = Path(__file__).parent.parent
 # preset → drafter layers, hidden, MLP, query and key-value heads, taps, mask id, attention
@@ -100,4 +100,4 @@ def test_the_wheel_brings_the_presets():
     if not (ROOT / "pyproject.toml").exists():
         pytest.skip("needs a checkout")
     files = {file.distribution_path for file in wheel.WheelBuilder(str(ROOT)).recurse_included_files()}
-    assert {f"ddtree_lab/presets_data/{name}.json" for name in DRAFTERS} <= files
+    assert {f"ddtree_lab/weightless/presets_data/{name}.json" for name in DRAFTERS} <= files

@@ -11,7 +11,7 @@ import torch
 import ddtree_lab as dl
 from ddtree_lab import smollm2
 from ddtree_lab.cli import main
-from ddtree_lab.inspection import inspect_model
+from ddtree_lab.weightless.inspection import inspect_model
 
 
 def install(folder: Path, package: str, *files: str) -> None:

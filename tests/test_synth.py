@@ -20,13 +20,13 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 import ddtree_lab as dl
 from ddtree_lab.cli import main
 from ddtree_lab.drafter import DFlashDrafter
-from ddtree_lab.inspection import num_stored_tensors
-from ddtree_lab.presets import bundled_presets, config_from_dict
-from ddtree_lab.rehearsal import LiveBytes
-from ddtree_lab.scales import pair_configs
-from ddtree_lab.shards import Shards
-from ddtree_lab.synth import SHARD_BYTES, synthesise
-from ddtree_lab.weightless import build_weightless, build_weightless_drafter
+from ddtree_lab.weightless.inspection import num_stored_tensors
+from ddtree_lab.weightless.models import build_weightless, build_weightless_drafter
+from ddtree_lab.weightless.presets import bundled_presets, config_from_dict
+from ddtree_lab.weightless.rehearsal import LiveBytes
+from ddtree_lab.weightless.scales import pair_configs
+from ddtree_lab.weightless.shards import Shards
+from ddtree_lab.weightless.synth import SHARD_BYTES, synthesise
 
 WRAPPED = [name for name, preset in bundled_presets().items() if preset.wrapper]
 LAYOUTS = [(name, False) for name in bundled_presets()] + [(name, True) for name in WRAPPED]
@@ -203,7 +203,7 @@ def test_a_finished_folder_is_left_as_it_is(tmp_path):
 def test_the_process_may_be_killed(tmp_path):
     """A kill leaves a part file at most, and it is not taken for a shard."""
     script = (
-        "import sys, time; from ddtree_lab.synth import synthesise\n"
+        "import sys, time; from ddtree_lab.weightless.synth import synthesise\n"
         "synthesise('qwen3-8b', sys.argv[1], on_progress=lambda done, _: (time.sleep(0.05), print(done, flush=True)))"
     )
     process = subprocess.Popen(

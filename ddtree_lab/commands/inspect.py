@@ -20,8 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from ddtree_lab.inspection import inspect_model
-    from ddtree_lab.weightless import quiet_libraries
+    from ddtree_lab.weightless.inspection import inspect_model
+    from ddtree_lab.weightless.models import quiet_libraries
 
     quiet_libraries()
     try:

@@ -33,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from ddtree_lab.plan import plan_memory
-    from ddtree_lab.weightless import quiet_libraries
+    from ddtree_lab.weightless.models import quiet_libraries
+    from ddtree_lab.weightless.plan import plan_memory
 
     quiet_libraries()
     try:

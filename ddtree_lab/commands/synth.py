@@ -36,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from ddtree_lab.synth import synthesise
-    from ddtree_lab.weightless import quiet_libraries
+    from ddtree_lab.weightless.models import quiet_libraries
+    from ddtree_lab.weightless.synth import synthesise
 
     quiet_libraries()
     console = Console(stderr=args.json)

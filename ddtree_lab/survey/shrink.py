@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ddtree_lab.scales import thirds
+from ddtree_lab.weightless.scales import thirds
 
 VOCAB = 128
 WINDOW = 8
@@ -79,7 +79,12 @@ GIVEN: dict[str, dict[str, Any]] = {
     # Its sliding layers have sizes of their own.
     "dots3_note_text": {
         "per_layer_config": {
-            f"{i:02d}": {"num_attention_heads": 2, "num_key_value_heads": 2, "kv_lora_rank": 8, "qk_nope_head_dim": 8}
+            f"{i:02d}": {
+                "num_attention_heads": 2,
+                "num_key_value_heads": 2,
+                "kv_lora_rank": 8,
+                "qk_nope_head_dim": 8,
+            }
             for i in (2, 3, 4)
         }
     },

@@ -11,7 +11,7 @@ from rich.text import Text
 from ddtree_lab.records import format_bytes, ranges
 
 if TYPE_CHECKING:
-    from ddtree_lab.plan import MemoryPlan, Placement
+    from ddtree_lab.weightless.plan import MemoryPlan, Placement
 
 
 def draw_plan(plan: MemoryPlan) -> Group:

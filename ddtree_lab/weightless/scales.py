@@ -6,7 +6,7 @@ import copy
 from dataclasses import dataclass
 from typing import Any
 
-from ddtree_lab.presets import Preset
+from ddtree_lab.weightless.presets import Preset
 
 SCALES = ("tiny", "small", "full")
 # Target layers that are kept: two periods of a hybrid's pattern, or one.

@@ -20,12 +20,12 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Gene
 from ddtree_lab.drafter_config import DFlashConfig
 from ddtree_lab.environment import version_of
 from ddtree_lab.pair import assets_folder
-from ddtree_lab.presets import config_from_dict, find_preset
 from ddtree_lab.records import Record, format_bytes
-from ddtree_lab.scales import PairConfigs, pair_configs
-from ddtree_lab.shards import Initialise, Shards
 from ddtree_lab.trace import write_atomically
-from ddtree_lab.weightless import build_weightless_drafter
+from ddtree_lab.weightless.models import build_weightless_drafter
+from ddtree_lab.weightless.presets import config_from_dict, find_preset
+from ddtree_lab.weightless.scales import PairConfigs, pair_configs
+from ddtree_lab.weightless.shards import Initialise, Shards
 
 if TYPE_CHECKING:
     from rich.table import Table

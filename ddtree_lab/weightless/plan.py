@@ -17,19 +17,19 @@ from accelerate import infer_auto_device_map
 from accelerate.utils import CustomDtype, convert_file_size_to_int, get_balanced_memory
 from transformers import PreTrainedModel
 
-from ddtree_lab.footprint import (
+from ddtree_lab.loading import NGRAM
+from ddtree_lab.records import Record
+from ddtree_lab.stages.embedding import resolve_embeddings
+from ddtree_lab.stages.forward import decoder_layers
+from ddtree_lab.weightless.footprint import (
     QUANTIZATIONS,
     RoundNeeds,
     parameter_bytes,
     quantized_weights,
     round_needs,
 )
-from ddtree_lab.inspection import torch_dtype
-from ddtree_lab.loading import NGRAM
-from ddtree_lab.records import Record
-from ddtree_lab.stages.embedding import resolve_embeddings
-from ddtree_lab.stages.forward import decoder_layers
-from ddtree_lab.weightless import (
+from ddtree_lab.weightless.inspection import torch_dtype
+from ddtree_lab.weightless.models import (
     build_weightless,
     build_weightless_drafter,
     read_blueprint,

@@ -12,11 +12,16 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ddtree_lab.drafter_config import DFlashConfig
-from ddtree_lab.footprint import LayerFootprint, cache_footprint, drafter_context_bytes, parameter_bytes
 from ddtree_lab.records import Record, format_bytes, ranges
 from ddtree_lab.stages.embedding import resolve_embeddings
 from ddtree_lab.stages.support import tree_support
-from ddtree_lab.weightless import Blueprint, build_weightless, build_weightless_drafter, read_blueprint
+from ddtree_lab.weightless.footprint import (
+    LayerFootprint,
+    cache_footprint,
+    drafter_context_bytes,
+    parameter_bytes,
+)
+from ddtree_lab.weightless.models import Blueprint, build_weightless, build_weightless_drafter, read_blueprint
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType

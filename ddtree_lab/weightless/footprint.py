@@ -15,12 +15,12 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 
 from ddtree_lab.compat import layer_tensors
 from ddtree_lab.drafter import DFlashDrafter
-from ddtree_lab.rehearsal import Rehearsal, rehearse, without_weights
 from ddtree_lab.stages.cache import describe_cache, layer_kinds, make_cache
 from ddtree_lab.stages.forward import run_target
 from ddtree_lab.stages.support import tree_support
 from ddtree_lab.stages.tree import DraftTree
 from ddtree_lab.stages.verify import PATHS_PER_PASS, _verify_masked, _verify_paths
+from ddtree_lab.weightless.rehearsal import Rehearsal, rehearse, without_weights
 
 QUANTIZATIONS = (None, "8bit", "4bit")
 # Bytes a weight, and weights that share one float32 scale (None: a row of the matrix), in bitsandbytes.

@@ -18,8 +18,8 @@ from transformers import (
 
 from ddtree_lab.drafter import DFlashDrafter
 from ddtree_lab.drafter_config import DFlashConfig
-from ddtree_lab.presets import Preset, bundled_presets, preset_of_hub_id
 from ddtree_lab.smollm2 import SMOLLM2, smollm2_file
+from ddtree_lab.weightless.presets import Preset, bundled_presets, preset_of_hub_id
 
 
 @dataclass(frozen=True)
