@@ -1,5 +1,6 @@
 import itertools
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddtree_lab.stages import tree as tree_stage
 from ddtree_lab.stages.tree import (
     DraftTree,
+    best_first_heap,
     build_chain,
     build_tree,
     build_tree_heap,
@@ -102,6 +105,43 @@ def test_few_ranks_give_the_same_tree_or_none(logits, budget, width):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ddtree_lab.stages.tree.NARROW", width)
         check_same_tree_by_rank(build_tree(logits, budget), build_tree_heap(logits, budget), logits)
+
+
+@given(draft_logits(), st.integers(-2, 60), st.integers(1, 7), st.booleans())
+def test_the_compiled_heap_agrees_with_the_interpreted_one(logits, budget, width, more_ranks):
+    compiled = pytest.importorskip("ddtree_lab.stages.tree_compiled").best_first_compiled
+    log_probs, _ = top_log_probs(logits, width)
+    found, expected = (grow(log_probs, max(budget, 0), more_ranks) for grow in (compiled, best_first_heap))
+    assert (found is None) == (expected is None)
+    for have, want in zip(found or (), expected or (), strict=True):
+        np.testing.assert_array_equal(have, want)
+
+
+@pytest.mark.parametrize("kind", ["normal", "bfloat16", "flat"])
+def test_large_compiled_trees_agree_too(kind):
+    compiled = pytest.importorskip("ddtree_lab.stages.tree_compiled").best_first_compiled
+    logits = torch.randn(15, 300, generator=torch.Generator().manual_seed(0)) * (0 if kind == "flat" else 4)
+    log_probs, _ = top_log_probs(logits.bfloat16() if kind == "bfloat16" else logits, 300)
+    for have, want in zip(compiled(log_probs, 1024), best_first_heap(log_probs, 1024), strict=True):
+        np.testing.assert_array_equal(have, want)
+
+
+def test_the_compiled_heap_is_asked_for_once_it_pays(monkeypatch):
+    calls, logits = [], torch.randn(7, 50, generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr(tree_stage, "_nodes_grown", 0)
+    monkeypatch.setattr(tree_stage, "COMPILED_FROM", 100)
+    monkeypatch.setattr(
+        tree_stage, "compiled_heap", lambda: lambda *args: calls.append(args[1]) or best_first_heap(*args)
+    )
+    trees = [build_tree(logits, 30) for _ in range(5)]
+    assert calls == [30, 30]  # after three trees of thirty
+    monkeypatch.setattr(tree_stage, "compiled_heap", lambda: None)  # numba is not there
+    check_same_tree(build_tree(logits, 30), trees[0])
+
+
+def test_without_numba_there_is_no_compiled_heap(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ddtree_lab.stages.tree_compiled", None)
+    assert tree_stage.compiled_heap.__wrapped__() is None
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 9.0])

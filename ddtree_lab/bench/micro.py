@@ -76,9 +76,9 @@ def bench_tree(budget: int, vocab_size: int = PUBLISHED_VOCABULARY, repeats: int
     logits = random_marginals(DEPTH, vocab_size)
     narrow = min(budget, tree_stage.NARROW)
 
-    def grown(width: int) -> Prepare:
+    def grown(width: int, heap: Callable[..., Any] = tree_stage.best_first_heap) -> Prepare:
         log_probs, _ = top_log_probs(logits, width)
-        return ready(lambda: tree_stage.best_first_heap(log_probs, budget, more_ranks=width < budget))
+        return ready(lambda: heap(log_probs, budget, width < budget))
 
     common: Row = dict(bench="tree", subject=f"vocabulary {vocab_size:,}", budget=budget)
     whole = {
@@ -88,6 +88,8 @@ def bench_tree(budget: int, vocab_size: int = PUBLISHED_VOCABULARY, repeats: int
     }
     yield from timing_rows(interleaved(whole, repeats), "heap", part="whole", **common)
     after = {"heap": grown(budget), "build_tree": grown(narrow)}
+    if compiled := tree_stage.compiled_heap():
+        after["compiled"] = grown(narrow, compiled)
     yield from timing_rows(interleaved(after, 5 * repeats), "heap", part="after top-k", **common)
 
 

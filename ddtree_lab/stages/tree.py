@@ -8,14 +8,16 @@ holds the b best nodes, in the order in which a best-first heap pops them, so
 * the sum of `exp(score)` is the drafter's own expectation of the number of accepted drafts.
 
 `build_tree_heap` is the method as published; `build_tree` gives the same tree from fewer ranks, because sorting
-the vocabulary costs more than the heap. No torch is imported until logits arrive, so saved trees open without it.
+the vocabulary costs more than the heap, and compiles the heap (`tree_compiled`) where that pays. No torch is imported
+until logits arrive, so saved trees open without it.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
 NARROW = 64  # ranks that are tried first: a tree of a thousand nodes seldom has a token beyond the tenth
 ROW_BLOCK = 64  # tokens whose largest logit stands for them
 CACHED_LOGITS = 2**17  # float32 numbers that fit the second-level cache of most processors
+COMPILED_FROM = (
+    400_000  # nodes: the interpreted heap has then taken as long as importing numba and loading the other
+)
 BestFirst = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # parents, depths, ranks, scores
 
 
@@ -203,11 +208,11 @@ def build_tree(draft_logits: Any, budget: int, root_token_id: int = 0) -> DraftT
     log_norm = _log_norm(logits)
     if min(budget, logits.shape[1]) > NARROW:
         log_probs, token_ids = _top(logits, log_norm, NARROW)
-        found = best_first_heap(log_probs, budget, more_ranks=True)
+        found = best_first(log_probs, budget, more_ranks=True)
         if found is not None:
             return _tree(found, token_ids, root_token_id)
     log_probs, token_ids = _top(logits, log_norm, max(budget, 0))
-    return _tree(best_first_heap(log_probs, max(budget, 0)), token_ids, root_token_id)
+    return _tree(best_first(log_probs, max(budget, 0)), token_ids, root_token_id)
 
 
 def build_tree_heap(draft_logits: Any, budget: int, root_token_id: int = 0) -> DraftTree:
@@ -299,6 +304,27 @@ def top_logits(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     values, places = among.topk(k, dim=-1)
     token_ids = chosen.gather(1, places // ROW_BLOCK) * ROW_BLOCK + places % ROW_BLOCK
     return values, token_ids
+
+
+def best_first(log_probs: np.ndarray, budget: int, more_ranks: bool = False) -> BestFirst | None:
+    """`best_first_heap`, or its compiled twin once so many nodes were grown that it pays."""
+    global _nodes_grown
+    _nodes_grown += budget
+    grow = compiled_heap() if _nodes_grown >= COMPILED_FROM else None
+    return (grow or best_first_heap)(log_probs, budget, more_ranks)
+
+
+_nodes_grown = 0  # in this process
+
+
+@cache
+def compiled_heap() -> Callable[[np.ndarray, int, bool], BestFirst | None] | None:
+    """The compiled twin; None where numba is not installed or does not work."""
+    try:
+        from ddtree_lab.stages.tree_compiled import best_first_compiled
+    except (ImportError, RuntimeError):  # no numba, or no folder for what it compiles
+        return None
+    return best_first_compiled
 
 
 def best_first_heap(log_probs: np.ndarray, budget: int, more_ranks: bool = False) -> BestFirst | None:
