@@ -7,23 +7,20 @@ import os
 
 import pytest
 import torch
-from models import hybrid, random_ids
+from models import random_ids
 from pairs import random_pair
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import ddtree_lab as dl
 from ddtree_lab.bench.advisor import accepted_by_chain, accepted_within, advise
 from ddtree_lab.bench.goals import GOALS, judge
 from ddtree_lab.bench.rows import RowFile, read_rows
 from ddtree_lab.bench.soak import soak
-from ddtree_lab.bench.subjects import make_subject
 from ddtree_lab.bench.sweep import Sweep, run_sweep
 from ddtree_lab.bench.tables import goals_table, sweep_table
 from ddtree_lab.bench.timing import Spread, interleaved, peak_bytes
 from ddtree_lab.cli import main
 from ddtree_lab.costs import RoundCosts
 from ddtree_lab.pair import Prompt
-from ddtree_lab.stages.verify import verify_tree
 from ddtree_lab.stages.walk import walk_tree
 
 COSTS = RoundCosts((1, 257), (1.0, 2.0), 0.2, 1.0)
@@ -177,63 +174,6 @@ def test_advice_takes_what_pays():
     assert advise(useless.rounds, RoundCosts((1, 257), (1.0, 1.0), 5.0, 1.0)).best.method == "autoregressive"
     with pytest.raises(ValueError, match="rounds is empty"):
         advise([], COSTS)
-
-
-class Counted(TorchDispatchMode):
-    """Products and copied bytes."""
-
-    def __init__(self):
-        super().__init__()
-        self.products = self.copied = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        name = func.name()
-        self.products += name in ("aten::mm", "aten::bmm", "aten::baddbmm", "aten::addmm")
-        if name in (
-            "aten::clone",
-            "aten::_to_copy",
-            "aten::cat",
-            "aten::copy_",
-            "aten::index_select",
-            "aten::gather",
-        ):
-            self.copied += out.numel() * out.element_size()
-        return out
-
-
-def counts_of_a_pass(num_nodes, num_layers=4):
-    subject = make_subject("random", hybrid(num_layers=num_layers), 16)
-    tree = subject.tree(num_nodes)
-    verify_tree(subject.target, subject.cache, tree)
-    with Counted() as counted:
-        verify_tree(subject.target, subject.cache, tree)
-    return counted
-
-
-def test_a_passs_products_depend_on_the_layers_and_not_on_the_nodes():
-    four, eight = counts_of_a_pass(9), counts_of_a_pass(9, num_layers=8)
-    assert counts_of_a_pass(65).products == four.products
-    # Per recurrent layer: five projections, log decays, two products of keys, two reads of the state, the sum over
-    # updates, three of the MLP; per attention layer four projections and three of the MLP; and the head.
-    assert four.products == 3 * (5 + 1 + 2 + 2 + 1 + 3) + (4 + 3) + 1
-    assert eight.products == 2 * (four.products - 1) + 1
-
-
-def test_a_passs_copied_bytes_grow_with_its_nodes():
-    small, large = counts_of_a_pass(33), counts_of_a_pass(65)
-    assert large.copied < 2.3 * small.copied
-
-
-@pytest.mark.parametrize("method", ["tree", "flattened"])
-def test_a_round_is_one_forward(method):
-    subject, calls = make_subject("random", hybrid(), 16), []
-    tree = subject.tree(17)
-    verify_tree(subject.target, subject.cache, tree, method)
-    handle = subject.target.register_forward_hook(lambda *args: calls.append(1))
-    verify_tree(subject.target, subject.cache, tree, method)
-    handle.remove()
-    assert len(calls) == 1
 
 
 def test_the_peak_of_a_call_leaves_out_what_was_there():
