@@ -211,6 +211,8 @@ def test_the_tree_is_changed_and_verified_again_through_the_widget(live, screens
     page.get_by_text("Verified again by the model.").wait_for(timeout=60000)
     assert page.locator(".ddt-node[data-state=accepted]").count() > before
     assert int(page.locator(".ddt-figure-drafted dd").inner_text()) == int(drafted) + 1
+    status = page.locator(".ddt-status").inner_text()
+    assert re.search(r"keeps \d+ drafts? instead of \d+; the text stays the same", status), status
     page.screenshot(path=screenshots / "lab-live.png")
     assert violations(page.locator(".ddt").element_handle().owner_frame(), ".ddt") == []
     live.command("notebook:move-cursor-down")  # a click into the widget made its cell the current one
@@ -228,6 +230,7 @@ def test_a_path_is_forced_through_the_widget_and_the_target_goes_on_from_there(l
     forced = page.locator(f".ddt-node[data-node='{node}'][data-state=accepted]")
     forced.wait_for(timeout=60000)
     assert page.locator(".ddt-alarm").inner_text() == ""
+    assert "the text is another one from new token" in page.locator(".ddt-status").inner_text()
     assert "because the path was forced" in page.locator(".ddt-verdict").inner_text()
     assert page.locator(".ddt-node[data-state=bonus]").count() == 1, "the target goes on after the path"
     here = page.locator(".ddt-words [data-here=yes]").all_inner_texts()

@@ -114,6 +114,8 @@ def test_selecting_one_lights_up_the_others(open_page, trace):
     above = page.locator(".ddt-rows .ddt-above").evaluate_all("all => all.map(r => Number(r.dataset.row))")
     assert above == shown.tree.path(node)[:-1]
     assert page.locator(".ddt-slot.ddt-chosen").count() == (1 if place is None else 2)
+    offered = page.locator(".ddt-draft .ddt-chosen").get_attribute("data-offer")
+    assert offered == f"{shown.tree.depths[node]} {shown.tree.token_ids[node]}"
     # And from the row back to the tree.
     page.locator(".ddt-rows [data-row='2']").click()
     assert page.locator("[role=treeitem][aria-selected=true]").get_attribute("data-node") == "2"

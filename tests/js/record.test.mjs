@@ -59,6 +59,14 @@ test("a path forced by hand stays as recorded", () => {
   assert.match(words.verdict({ walk, budget: 2, round: { ...forced, texts } }), /1 of them only because/);
 });
 
+test("what a second verification changed is said", () => {
+  const run = (states, ...emitted) => ({ first: { ids: [7] }, rounds: [{ states, emitted }] });
+  const before = run(["root", "accepted", "rejected"], 1, 2);
+  assert.equal(words.changes(before, before, 0), "This round keeps 1 draft, as before; the text stays the same.");
+  assert.match(words.changes(before, run(["root", "rejected"], 1), 0), /0 drafts instead of 1; the text stays the same/);
+  assert.match(words.changes(before, run(["root", "accepted", "accepted"], 1, 3), 0), /2 drafts instead of 1; .*from new token 2 on/);
+});
+
 test("mass by budget is the sum of path probabilities", () => {
   for (const seed of SEEDS.slice(0, 50)) {
     const { log_probs: logProbs } = randomRound(seed);

@@ -8,7 +8,7 @@ const PATIENCE = 10000; // milliseconds before the page says that no answer has 
  * The panel for edits.
  *
  * @param {{request: (message: object) => Promise<object>}} host
- * @param {{edits: () => object[], change: (edits: object[]) => void, answer: (payload: object) => void}} actions
+ * @param {{edits: () => object[], change: (edits: object[]) => void, answer: (payload: object) => string}} actions
  */
 export function editPanel(host, actions) {
   const text = h("input", { type: "text", id: `ddt-child-${++panels}`, list: `ddt-tokens-${panels}`, size: "12", autocomplete: "off" });
@@ -38,8 +38,7 @@ export function editPanel(host, actions) {
     try {
       const place = force === null ? null : places.indexOf(force);
       const payload = await host.request({ kind: "verify", round: view.roundIndex, tree, force: place });
-      status.textContent = "Verified again by the model.";
-      actions.answer(payload);
+      status.textContent = `Verified again by the model. ${actions.answer(payload)}`;
     } catch (fault) {
       status.textContent = "";
       alarm.textContent = String(fault.message ?? fault);

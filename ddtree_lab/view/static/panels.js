@@ -177,7 +177,7 @@ export function draftPanel(view) {
   const columns = candidates(view.round);
   if (!columns.length) return null;
   const list = columns.map((column, depth) => h("div", { class: "ddt-depth" }, h("h3", {}, `depth ${depth + 1}`),
-    h("ol", {}, column.slice(0, 6).map(({ text, logProb }) => h("li", {}, h("code", {}, shorten(text, 10)),
+    h("ol", {}, column.slice(0, 6).map(({ id, text, logProb }) => h("li", { "data-offer": `${depth + 1} ${id}` }, h("code", {}, shorten(text, 10)),
       h("span", { class: "ddt-bar", style: `--p:${massOf(logProb)}` }), h("span", { class: "ddt-num" }, massText(massOf(logProb)))))),
     column.length > 6 && h("p", { class: "ddt-soft" }, `and ${column.length - 6} more in the tree`)));
   return panel("draft", "What the drafter offered",

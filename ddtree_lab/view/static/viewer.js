@@ -10,7 +10,7 @@ import { curves, edited, isChosen, openingRound, origins, placeOf, replay, stage
 import { sheetPage } from "./sheets.js";
 import { keepTheme } from "./theme.js";
 import { layOut, neighbour, pathTo, search, visibleNodes } from "./tree.js";
-import { BONUS, caption, labelOf, lead, reason, runLine, verdict } from "./words.js";
+import { BONUS, caption, changes, labelOf, lead, reason, runLine, verdict } from "./words.js";
 
 const CAP = 160; // nodes drawn before one asks for all
 const ROWS_WITH_NUMBERS = 9; // a tree of more rows is drawn without its numbers unless one asks for them
@@ -155,7 +155,7 @@ class TraceView {
     const p = this.parts;
     this.words = h("div", { class: "ddt-holder" });
     this.box = h("div", { class: "ddt-scroll ddt-tree-box" }, this.picture.svg);
-    this.edit = this.host?.request ? editPanel(this.host, { edits: () => this.at.edits, change: (edits) => this.go({ edits }), answer: (answer) => this.replace(answer) }) : null;
+    this.edit = this.host?.request ? editPanel(this.host, { edits: () => this.at.edits, change: (edits) => this.go({ edits }), answer: (answer) => this.answered(answer) }) : null;
     const legend = h("p", { class: "ddt-legend", "aria-label": "What the marks mean" }, Object.entries(STATES).map(([state, [word, , , meaning]]) => h("span", { title: meaning }, badge(state, word))));
     this.element = h("div", { class: "ddt-run" },
       h("div", { class: "ddt-header" }, h(this.heading, { class: "ddt-title" }, payload.title), h("p", { class: "ddt-note" }, runLine(payload)), this.heading === "h1" && h("p", { class: "ddt-note" }, lead(payload)), p.verdict, p.figures),
@@ -259,6 +259,8 @@ class TraceView {
     this.parts.details.replaceChildren(...nodeDetails(view).filter(Boolean));
     this.keepRows(view);
     this.slots.restyle(view);
+    const offer = `${view.round.depths[view.node]} ${view.round.ids[view.node]}`;
+    for (const item of this.parts.panels.querySelectorAll("[data-offer]")) item.classList.toggle("ddt-chosen", item.dataset.offer === offer);
     this.layers.replaceChildren(...[layersPanel(view)].filter(Boolean));
     this.edit?.restyle(view);
   }
@@ -278,6 +280,13 @@ class TraceView {
   showAll() {
     this.asked = { ...this.asked, all: !this.asked.all, opened: new Set(), closed: new Set() };
     this.redraw();
+  }
+
+  /** The model has verified a changed tree; what came of it, in a sentence. */
+  answered(payload) {
+    const sentence = changes(this.payload, payload, this.at.round);
+    this.replace(payload);
+    return sentence;
   }
 
   replace(payload) {

@@ -38,6 +38,16 @@ export function verdict({ walk, budget, round, targets }) {
   return `${what} and added “${walk.bonus.text}”: ${count(kept + 1, "token")} from one pass.`;
 }
 
+/** What verifying a round again has changed: the drafts that it keeps, and the text. */
+export function changes(before, after, index) {
+  const kept = ({ rounds }) => (rounds[index]?.states ?? []).filter((state) => state === "accepted").length;
+  const said = ({ first, rounds }) => [...first.ids, ...rounds.flatMap((round) => round.emitted ?? [])];
+  const [was, is, old, now] = [kept(before), kept(after), said(before), said(after)];
+  const drafts = was === is ? `This round keeps ${count(is, "draft")}, as before` : `This round keeps ${count(is, "draft")} instead of ${was}`;
+  const at = old.findIndex((id, i) => i < now.length && id !== now[i]);
+  return `${drafts}; ${at < 0 ? "the text stays the same" : `the text is another one from new token ${at} on`}.`;
+}
+
 /** Why a node has its state, as a sentence. */
 export function reason(round, node, state, walk, budget) {
   const parent = round.parents[node];
