@@ -50,8 +50,9 @@ except (ValueError, IndexError, AttributeError) as fault:
     print(f"{type(fault).__name__}: {fault}")
 
 # %% [markdown]
-# A bare `DynamicCache()` has no layers; it grows attention layers as they are asked for. A hybrid's layers are of two kinds,
-# and only the model's config knows which is which. That is patch 1, `DynamicCache(config=…)`, and `make_cache` does it.
+# A bare `DynamicCache()` has no layers; it grows attention layers as they are asked for. A hybrid's layers are of two
+# kinds, and only the model's config knows which is which. That is patch 1, `DynamicCache(config=…)`, and `make_cache`
+# does it.
 
 # %%
 cache = dl.make_cache(target)
@@ -191,9 +192,9 @@ dl.chart(
 )
 
 # %% [markdown]
-# Left of the first sibling the nodes happen to be a chain, and all is well; that is why a quick test with a chain, or a look
-# at the first token, finds nothing. From the first sibling on every node is wrong, from the very first layer: its state has
-# seen tokens that are not in its past. The attention layers inherit the error and cannot repair it.
+# Left of the first sibling the nodes happen to be a chain, and all is well; that is why a quick test with a chain, or a
+# look at the first token, finds nothing. From the first sibling on every node is wrong, from the very first layer: its
+# state has seen tokens that are not in its past. The attention layers inherit the error and cannot repair it.
 
 # %%
 agree = exact.argmax_token_ids == naive.argmax_token_ids
@@ -208,8 +209,8 @@ print(f"from it on: {int(after.sum())} of {len(after)}")
 #
 # ## A rollback that isn't
 #
-# Now the chain, whose verify pass was right. Why is *its* text wrong too? Because of what comes after. The target has run on
-# rejected tokens, and the cache has to forget them. An attention layer drops rows. What does a state drop?
+# Now the chain, whose verify pass was right. Why is *its* text wrong too? Because of what comes after. The target has run
+# on rejected tokens, and the cache has to forget them. An attention layer drops rows. What does a state drop?
 
 # %%
 rejected = draft.logits.argmax(-1)[None]

@@ -45,11 +45,15 @@ def compare(what, one, other):
 # %% [markdown]
 # ## One token
 #
-# A Gated DeltaNet head ([arXiv 2412.06464](https://arxiv.org/abs/2412.06464)) is a small associative memory: a matrix
-# $S$ of `d_k × d_v` numbers. Each token brings a key $k$, a value $v$, a query $q$, a decay $a$ and a write strength
-# $\beta$, the last two between 0 and 1. Then
+# A Gated DeltaNet head ([arXiv 2412.06464](https://arxiv.org/abs/2412.06464)) is a small associative memory: a matrix `S`
+# of `d_k × d_v` numbers. Each token brings a key `k`, a value `v`, a query `q`, a decay `a` and a write strength `β`, the
+# last two between 0 and 1. Then
 #
-# $$u = \beta\,(v - (aS)^\top k), \qquad S' = aS + k\,u^\top, \qquad o = S'^\top q.$$
+# ```
+# u  = β (v − (a S)ᵀ k)
+# S' = a S + k uᵀ
+# o  = S'ᵀ q
+# ```
 #
 # In words: forget a little, look up what the key already recalls, and write only the *difference* to what it should.
 
@@ -82,7 +86,7 @@ compare("recalled and the sum of both", recalled, first + second)
 # %% [markdown]
 # ## A chain of tokens is a loop
 #
-# Ten tokens, drawn at random, and the state $S_0$ that the committed text has left behind. Keys and queries have
+# Ten tokens, drawn at random, and the state `S_0` that the committed text has left behind. Keys and queries have
 # length 1, as in the model.
 
 # %%
@@ -184,11 +188,13 @@ for nodes in (24, 65, 257):
 # %% [markdown]
 # ## Unroll it: the state is a sum over ancestors
 #
-# Each step multiplies the state by $a$ and adds $k\,u^\top$. So along a path the state is the first one, decayed, and
+# Each step multiplies the state by `a` and adds `k uᵀ`. So along a path the state is the first one, decayed, and
 # everything written since, decayed from where it was written:
 #
-# $$S_i = e^{G_i} S_0 + \sum_{j \text{ above or at } i} e^{G_i - G_j}\, k_j u_j^\top,
-# \qquad G_i = \sum_{j \text{ above or at } i} \log a_j .$$
+# ```
+# S[i] = exp(G[i]) S_0 + Σ exp(G[i] − G[j]) k[j] u[j]ᵀ      over all j above or at i
+# G[i] = Σ log a[j]                                         over the same j
+# ```
 #
 # "Above or at" is a matrix of ones and zeros, the *ancestor matrix*: the very matrix that is the attention layers' mask.
 
@@ -201,19 +207,21 @@ unrolled = torch.exp(G)[:, None, None] * S_0 + torch.einsum("ij,jk,jv->ikv", D, 
 compare("the sum and the scan's states", unrolled, states)
 
 # %% [markdown]
-# This is already useful: given the $u$, *no* state has to be kept. $k$, $u$ and $G$ of the nodes are enough to make the
-# state after any of them. But the $u$ came from the scan. Can they be had without it?
+# This is already useful: given the `u`, *no* state has to be kept. `k`, `u` and `G` of the nodes are enough to make the
+# state after any of them. But the `u` came from the scan. Can they be had without it?
 #
 # ## Put the sum into the step: a linear system
 #
-# A node's $u$ needs the state of its parent $p$, $u_i = \beta_i (v_i - a_i S_p^\top k_i)$. Put the sum above in place of
-# $S_p$. Since $a_i e^{G_p} = e^{G_i}$,
+# A node's `u` needs the state of its parent `p`: `u[i] = β[i] (v[i] − a[i] S[p]ᵀ k[i])`. Put the sum above in place of
+# `S[p]`. Since `a[i] exp(G[p]) = exp(G[i])`,
 #
-# $$u_i + \sum_{j \text{ above } i} \underbrace{\beta_i\, e^{G_i-G_j} (k_i \cdot k_j)}_{A_{ij}}\, u_j
-#  = \beta_i \left( v_i - e^{G_i} S_0^\top k_i \right).$$
+# ```
+# u[i] + Σ A[i, j] u[j] = β[i] (v[i] − exp(G[i]) S_0ᵀ k[i])      over all j above i
+#        A[i, j] = β[i] exp(G[i] − G[j]) (k[i] · k[j])
+# ```
 #
-# All $u$ on the left, all known numbers on the right. With the $u_i$ as the rows of $U$, and the right sides as those of
-# $B$, it reads $(I + A)\,U = B$.
+# All `u` on the left, all known numbers on the right. With the `u[i]` as the rows of `U`, and the right sides as those of
+# `B`, it reads `(I + A) U = B`.
 
 # %%
 strict = ancestors - torch.eye(N)
@@ -223,8 +231,8 @@ B = beta[:, None] * (v - torch.exp(G)[:, None] * (k @ S_0))
 compare("left side and right side, with the scan's updates", updates + A @ updates, B)
 
 # %% [markdown]
-# An ancestor has a smaller index than its descendants, so $A$ lives strictly below the diagonal, and such a system is
-# solved from the top down, by one library call. Here is $A$ for our tree, beside the one of a chain of the same nodes:
+# An ancestor has a smaller index than its descendants, so `A` lives strictly below the diagonal, and such a system is
+# solved from the top down, by one library call. Here is `A` for our tree, beside the one of a chain of the same nodes:
 
 # %%
 chain_mask = torch.tril(torch.ones(N, N), -1)
@@ -238,10 +246,12 @@ figure.tight_layout()
 dl.chart(figure, "where A is not zero: the triangle for a chain, ancestors only for a tree")
 
 # %% [markdown]
-# That is the whole difference between a chain and a tree: which entries are zero. Solve, and read the outputs, with
-# $D_{ij} = e^{G_i-G_j}$ above or at $i$ and 0 elsewhere ($e^G$ scales rows, $\circ$ multiplies entry by entry):
+# That is the whole difference between a chain and a tree: which entries are zero. Solve, and read the outputs. `D[i, j]` is
+# `exp(G[i] − G[j])` for `j` above or at `i` and 0 elsewhere; `exp(G)` scales rows, `∘` multiplies entry by entry:
 #
-# $$O = e^{G}\, Q S_0 + (D \circ Q K^\top)\, U .$$
+# ```
+# O = exp(G) Q S_0 + (D ∘ Q Kᵀ) U
+# ```
 
 # %%
 U = torch.linalg.solve_triangular(torch.eye(N) + A, B, upper=False)
@@ -500,22 +510,23 @@ for method in ("tree", "scan", "flattened"):
 #
 # </details>
 #
-# **2.** When is $A = 0$, so that no solve is needed at all?
+# **2.** When is `A = 0`, so that no solve is needed at all?
 #
 # <details><summary>Answer</summary>
 #
-# Where no node's key has anything in common with its ancestors' keys (all $k_i \cdot k_j = 0$): then nothing written on
-# the path is recalled, and each `u` depends on $S_0$ alone. Or where the layer does not look before it writes: gated linear
-# attention and Mamba-2 add $k v^\top$ whatever the key recalls, so $u_i = \beta_i v_i$ and the masked product is everything.
+# Where no node's key has anything in common with its ancestors' keys (all `k[i] · k[j] = 0`): then nothing written on
+# the path is recalled, and each `u` depends on `S_0` alone. Or where the layer does not look before it writes: gated linear
+# attention and Mamba-2 add `k vᵀ` whatever the key recalls, so `u[i] = β[i] v[i]` and the masked product is everything.
 # Notebook 7 ports such a layer.
 #
 # </details>
 #
-# **3.** The difference $G_i - G_j$ is masked after it is put through `exp`. Why does the package mask it *before* as well?
+# **3.** The difference `G[i] − G[j]` is masked after it is put through `exp`. Why does the package mask it *before* as
+# well?
 #
 # <details><summary>Answer</summary>
 #
-# For two nodes on different branches $G_i - G_j$ means nothing and can be large and positive. `exp` of it overflows to
+# For two nodes on different branches `G[i] − G[j]` means nothing and can be large and positive. `exp` of it overflows to
 # infinity in float32, and infinity times the mask's zero is NaN.
 #
 # </details>

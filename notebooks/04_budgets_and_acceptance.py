@@ -46,7 +46,8 @@ pair = dl.load_pair()
 # is not counted). What it *would* have accepted can be read off the large one: the accepted path as far as it lies within
 # the first nodes. One recording answers for all smaller budgets.
 #
-# Two kinds of text: short chat tasks, on which the drafter was trained, and raw documentation and code, which it finds hard.
+# Two kinds of text: short chat tasks, on which the drafter was trained, and raw documentation and code, which it finds
+# hard.
 
 # %%
 chat_prompts = dl.bundled_prompts("chat")[:6]
@@ -81,8 +82,8 @@ def mean_accepted(rounds, budget):
 
 
 # %% [markdown]
-# Is reading it off the same as running it? Within a round exactly; afterwards a smaller tree would have begun its next round
-# elsewhere, so over a text the two agree in the mean only:
+# Is reading it off the same as running it? Within a round exactly; afterwards a smaller tree would have begun its next
+# round elsewhere, so over a text the two agree in the mean only:
 
 # %%
 for budget in (4, 16, 64):
@@ -164,7 +165,9 @@ dl.view(replace(trace, rounds=(shown,)))
 # free. When computing takes over, every row costs. Where that happens is a property of the machine: call it the number of
 # *free rows*. An ideal machine then takes
 #
-# $$ \text{seconds}(n) \;\propto\; \max\!\left(1, \tfrac{n}{\text{free rows}}\right). $$
+# ```
+# seconds(n)  ∝  max(1, n / free rows)
+# ```
 #
 # A small CPU has a few free rows, a large GPU serving one user has hundreds. Speed against budget on three such machines,
 # relative to plain decoding (the draft is taken to cost a tenth of a plain pass):
@@ -255,50 +258,88 @@ for rows, seconds in zip(costs.rows, costs.seconds):
 # decoded again.
 
 # %% tags=["varies"]
-for name, rounds in recorded.items():
-    print(fill(f"{name}: {advise(rounds, costs)}", 96))
-advise(recorded["chat"], costs, title="chat, foreseen for this machine")
+foreseen = {name: advise(rounds, costs) for name, rounds in recorded.items()}
+for name, advice in foreseen.items():
+    print(fill(f"{name}: {advice}", 96))
 
 # %% [markdown]
 # ## A budget for every round
 #
 # One budget for a whole text is a compromise: in some rounds the drafter is sure, in others it is not, and it says so
-# before anything is verified, by the mass. `tree_budget="auto"` builds a large tree and verifies the prefix that has most
-# expected tokens a second,
+# before anything is verified, by the mass. `tree_budget="auto"` builds a large tree and verifies the prefix of `n` nodes
+# that has most expected tokens a second,
 #
-# $$ \frac{1 + \text{trust} \cdot \text{mass}}{\text{seconds of the draft and of a round with so many rows}}, $$
+# ```
+# (1 + trust · mass(n)) / (seconds of the draft + seconds of a round of n + 1 rows)
+# ```
 #
 # where *trust* is the share of the mass that was lately accepted. Where drafting has not paid lately, it drafts nothing
-# for some rounds. The text is the same whatever it decides. Every way in turn on every prompt:
+# for some rounds. The text is the same whatever it decides.
+#
+# What was foreseen, and what each way really takes when all are run in turn, prompt by prompt:
+
+
+# %%
+tried = (4, 16, 64, 128)
+ways = {"plain": dict(method="autoregressive"), "chain": dict(method="dflash")}
+ways |= {budget: dict(tree_budget=budget) for budget in (*tried, "auto")}
+
+
+def run_in_turn(prompts, options):
+    """For each prompt, way → what it decoded."""
+    runs = lambda p: {way: dl.generate(pair, p, **how, **options) for way, how in ways.items()}
+    return [runs(prompt) for prompt in prompts]
+
+
+def seconds_a_token(run):
+    """After the prefill, which costs every way the same and says nothing about rounds."""
+    return (run.seconds - run.prefill_seconds) / (run.num_emitted_tokens - 1)
+
+
+def median_speedup(ran, way):
+    return np.median([seconds_a_token(r["plain"]) / seconds_a_token(r[way]) for r in ran])
+
 
 # %% tags=["varies"]
-ways = {
-    "plain": dict(method="autoregressive"),
-    "chain": dict(method="dflash"),
-    "tree of 16": dict(tree_budget=16),
-    "tree of 128": dict(tree_budget=128),
-    "auto": dict(tree_budget="auto"),
+measured = {
+    "chat": run_in_turn(chat_prompts, easy),
+    "docs and code": run_in_turn(hard_prompts, hard),
 }
-print(f"speed-up, median{'':9}{''.join(f'{way:>13}' for way in ways)}")
-for name, prompts, options in (
-    ("chat", chat_prompts, easy),
-    ("docs and code", hard_prompts, hard),
-):
-    ran = [
-        {way: dl.generate(pair, p, **how, **options) for way, how in ways.items()}
-        for p in prompts
-    ]
-    ups = {
-        way: np.median([r[way].tokens_per_second / r["plain"].tokens_per_second for r in ran])
-        for way in ways
-    }
-    print(f"{name:25}{''.join(f'{up:12.2f}×' for up in ups.values())}")
+figure, panels = plt.subplots(1, 2, figsize=(8.4, 3.4), layout="constrained")
+for axes, (name, ran) in zip(panels, measured.items()):
+    trees = [choice for choice in foreseen[name].choices if choice.tree_budget]
+    ups = [choice.speedup for choice in trees]
+    axes.plot([c.tree_budget for c in trees], ups, color=BLUE, label="tree, foreseen")
+    taken = [median_speedup(ran, budget) for budget in tried]
+    axes.plot(tried, taken, "o", color=BLUE, label="tree, measured")
+    axes.plot(CHAIN, median_speedup(ran, "chain"), "s", color=PINK, label="chain, measured")
+    auto = median_speedup(ran, "auto")
+    axes.axhline(auto, color=GREEN, ls="--", label="auto, measured")
+    axes.axhline(1, color=GREY, lw=0.8)
+    axes.set(xscale="log", xlabel="budget: drafted nodes", title=name, ylim=(0, None))
+    axes.set_xticks([1, 4, 16, 64], ["1", "4", "16", "64"])
+
     sizes = np.array([done.num_drafted for r in ran for done in r["auto"].rounds])
     same = all(run.token_ids == r["plain"].token_ids for r in ran for run in r.values())
-    print(f"  auto: {np.median(sizes):.0f} nodes in half of the rounds or more,", end=" ")
-    print(f"none in {np.mean(sizes == 0):.0%} of them; all texts the same: {same}")
+    print(
+        f"{name}: auto {auto:.2f} × plain decoding, a median of {np.median(sizes):.0f} nodes,"
+    )
+    print(f"  no draft in {np.mean(sizes == 0):.0%} of the steps; all texts the same: {same}")
+panels[0].set_ylabel("speed-up over plain decoding")
+figure.legend(
+    *axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False
+)
+dl.chart(
+    figure,
+    "Speed-up against budget on this machine, foreseen and measured, with the chain and the budget "
+    "that changes from round to round.",
+)
 
 # %% [markdown]
+# On a quiet machine the points follow the line, and `"auto"` comes close to the best fixed budget without being told it.
+# On the hard text the drafter is wrong so often that here no draft pays for itself; `"auto"` can notice that only by
+# drafting, so it stays below plain decoding.
+#
 # Three rules that outlast the numbers:
 #
 # * where rows are cheap, the tree should be large; where they are dear, small, or a chain;
@@ -307,8 +348,8 @@ for name, prompts, options in (
 #
 # ## Temperature, on identical noise
 #
-# With a temperature the target *draws* its token. Here the noise of a draw depends on the seed and the position only, so two
-# runs of one seed differ in nothing but the tree, and their texts are the same:
+# With a temperature the target *draws* its token. Here the noise of a draw depends on the seed and the position only, so
+# two runs of one seed differ in nothing but the tree, and their texts are the same:
 
 # %%
 prompt = chat_prompts[0]
@@ -316,7 +357,7 @@ drawn = [dl.generate(pair, prompt, tree_budget=b, temperature=1.0, seed=7) for b
 plain = dl.generate(pair, prompt, "autoregressive", temperature=1.0, seed=7)
 print("same text, budgets 0, 8 and 64:", all(run.token_ids == plain.token_ids for run in drawn))
 print("emitted tokens a round:", ", ".join(f"{run.mean_emitted_tokens:.2f}" for run in drawn))
-print(fill(plain.text, 96))
+print("the text ends:", plain.text.splitlines()[-1])
 
 # %% [markdown]
 # So differences between budgets are differences between budgets, not luck. What a temperature does to acceptance, with two

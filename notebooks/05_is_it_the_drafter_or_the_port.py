@@ -9,8 +9,8 @@
 # %% [markdown]
 # # 5 · Is it the drafter or the port?
 #
-# **At the end you will know** how to find out why acceptance is low: what separates a weak drafter from a wrong port, how the
-# doctor finds the stage and the layers, and what its findings look like on your own loop.
+# **At the end you will know** how to find out why acceptance is low: what separates a weak drafter from a wrong port, how
+# the doctor finds the stage and the layers, and what its findings look like on your own loop.
 #
 # **Time:** 25 minutes to read, about a minute to run. **Needs:** notebooks 1 and 2. Words in *italics* are in the
 # [glossary](glossary.md).
@@ -39,8 +39,8 @@ pair = dl.load_pair()
 # pair = dl.load_pair("Qwen/Qwen3.6-27B", "z-lab/Qwen3.6-27B-DFlash", device_map="auto")
 
 # %% [markdown]
-# A *port* is an implementation of `prefill`, `draft`, `verify` and `commit` for one engine and one architecture. The library
-# has one of its own; for this notebook, and for its tests, it can make known mistakes with it, one switch each.
+# A *port* is an implementation of `prefill`, `draft`, `verify` and `commit` for one engine and one architecture. The
+# library has one of its own; for this notebook, and for its tests, it can make known mistakes with it, one switch each.
 #
 # Ada's port has one of them, Ben's has another. Cleo's port is the clean one, but her drafter was hardly trained: here,
 # the good one with noise on its weights.
@@ -77,8 +77,10 @@ def finding(report, check):
 
 for name, report in reports.items():
     print(f"{name:4}  {finding(report, 'acceptance').symptom}")
+own, another = "the target's own", "another"
 for name, report in reports.items():
-    print(f"{name:4}  greedy text: {finding(report, 'greedy_text').status}")
+    right = finding(report, "greedy_text").status == "ok"
+    print(f"{name:4}  text: {own if right else another}")
 
 # %% [markdown]
 # The first number of each line is the port's, and they are much alike. The second one is new: what the *drafter* gives **on
@@ -116,9 +118,9 @@ dl.chart(
 )
 
 # %% [markdown]
-# The clean port keeps nearly all that it reaches. The three others all fall short from the first depth on, each in its way.
-# Curves like these are a hint; at fewer than two tokens a round only a few rounds reach the deeper places. What proves something is a
-# comparison of each stage with the truth, and that is what the doctor's checks are.
+# The clean port keeps nearly all that it reaches. The three others all fall short from the first depth on, each in its
+# way. Curves like these are a hint; at fewer than two tokens a round only a few rounds reach the deeper places. What
+# proves something is a comparison of each stage with the truth, and that is what the doctor's checks are.
 #
 # ## What a finding says
 #
@@ -192,8 +194,8 @@ for found in mine.problems:
     tell(found)
 
 # %% [markdown]
-# Three methods are all the doctor needs: `prefill`, `verify` and `commit`. With `draft` it examines the draft side too, with
-# `cache` it looks at layers, with `generate` at whole texts. What it could not examine, it says:
+# Three methods are all the doctor needs: `prefill`, `verify` and `commit`. With `draft` it examines the draft side too,
+# with `cache` it looks at layers, with `generate` at whole texts. What it could not examine, it says:
 
 # %%
 skipped = [f for f in mine.findings if f.status == "skipped"]
@@ -212,8 +214,8 @@ for f in skipped[1:3]:
 #
 # ## Mistakes that hide
 #
-# Not every mistake lowers acceptance. Of these two, neither does; the first does not even change the texts tried here. It is
-# found all the same, because the checks look at rows and states and not at outcomes:
+# Not every mistake lowers acceptance. Of these two, neither does; the first does not even change the texts tried here. It
+# is found all the same, because the checks look at rows and states and not at outcomes:
 
 # %%
 few = ["layer_by_layer", "recurrent_states", "greedy_text", "acceptance"]  # checks, by name
@@ -227,9 +229,9 @@ for name in ("state_not_rolled_back", "bonus_from_parent"):
 # %% [markdown]
 # ## When rounding decides
 #
-# One caution. A batched pass and a one-row pass differ in their last bits, and where two logits nearly tie, the greedy token
-# may flip. That is no mistake of anybody's. There is no safe cut-off, so the doctor measures, without any drafter, how far
-# two right ways of scoring the same text differ on this target, and allows what rounding explains:
+# One caution. A batched pass and a one-row pass differ in their last bits, and where two logits nearly tie, the greedy
+# token may flip. That is no mistake of anybody's. There is no safe cut-off, so the doctor measures, without any drafter,
+# how far two right ways of scoring the same text differ on this target, and allows what rounding explains:
 
 # %% tags=["varies"]
 print(fill(finding(clean, "near_ties").symptom, 96))

@@ -15,8 +15,8 @@
 # **Time:** 30 minutes to read, about half a minute to run. **Needs:** notebooks 1 and 4. Words in *italics* are in the
 # [glossary](glossary.md).
 #
-# The draft is a guess. The *verifier* decides what becomes text, with two things in hand: $p$, the target's distribution
-# at every node, and $q$, the drafter's distribution the guess came from. It is *lossless* if the text it writes has the
+# The draft is a guess. The *verifier* decides what becomes text, with two things in hand: `p`, the target's distribution
+# at every node, and `q`, the drafter's distribution the guess came from. It is *lossless* if the text it writes has the
 # target's own distribution, **whatever the drafter proposed**. How much it keeps is the other question, and the second.
 
 # %%
@@ -92,13 +92,13 @@ print("tree walk:", "lossless" if vf.total_variation(law, own) < 1e-12 else "not
 # %% [markdown]
 # **Sample and match** is the same on a *chain*, the drafter's favourite at each depth.
 #
-# **Rejection**, the verifier of the first papers on speculative decoding
-# ([arXiv 2211.17192](https://arxiv.org/abs/2211.17192), [arXiv 2302.01318](https://arxiv.org/abs/2302.01318)), wants a
-# chain that was *drawn* from $q$. It keeps a token $x$ with probability $\min(1, p(x)/q(x))$; if it does not, it draws from
-# what $p$ has over $q$, $\max(0, p - q)$ made to sum to 1.
+# **Rejection**, the verifier of the first papers on speculative decoding ([arXiv
+# 2211.17192](https://arxiv.org/abs/2211.17192), [arXiv 2302.01318](https://arxiv.org/abs/2302.01318)), wants a chain that
+# was *drawn* from `q`. It keeps a token `x` with probability `min(1, p(x) / q(x))`; if it does not, it draws from what
+# `p` has over `q`: `max(0, p − q)`, made to sum to 1.
 #
-# **Rejection of favourites** is the same on a chain that was not drawn: each token is the largest of $q$,
-# and $q$ is handed over all the same. It is an easy mistake, because greedy drafting is what DFlash does.
+# **Rejection of favourites** is the same on a chain that was not drawn: each token is the largest of `q`,
+# and `q` is handed over all the same. It is an easy mistake, because greedy drafting is what DFlash does.
 #
 # **Linear chain** takes a tree and runs rejection down its nodes in the order in which they are stored.
 
@@ -126,8 +126,8 @@ for name, law in laws.items():
     print(f"{name:<30}{verdict:>16}{vf.mean_accepted_drafts(law):>17.2f}")
 
 # %% [markdown]
-# Three are lossless, two are not, and nothing in the right column gives the two away: rejection of favourites keeps more than
-# the honest verifier of the very same chain. **Acceptance says nothing about correctness.** A verifier that keeps
+# Three are lossless, two are not, and nothing in the right column gives the two away: rejection of favourites keeps more
+# than the honest verifier of the very same chain. **Acceptance says nothing about correctness.** A verifier that keeps
 # everything would have the best figure of all. Here is what the two do to the first two tokens of the text:
 
 # %%
@@ -170,8 +170,8 @@ print("linear chain emits", dl.linear_chain(small, says).token_ids)
 
 # %% [markdown]
 # After `5 7` the target says 8, and node 2 happens to hold an 8. But node 2 is a child of the root: its row was computed
-# for the text `5 8`. The 8 is still right, what the target says *there*, 9, is an answer to another text. So the linear chain's text
-# stops being the target's exactly one token after the first node that is no child of the one before.
+# for the text `5 8`. The 8 is still right, what the target says *there*, 9, is an answer to another text. So the linear
+# chain's text stops being the target's exactly one token after the first node that is no child of the one before.
 #
 # ## The same recorded rounds
 #
@@ -274,9 +274,9 @@ dl.chart(figure, "accepted drafts a round of the five verifiers; two of them are
 #
 # | verifier | probability that the first draft is kept |
 # |---|---|
-# | sample and match | $p(\text{favourite})$ |
-# | rejection, drawn | $\sum_x \min(p(x), q(x))$ |
-# | tree walk | $\sum_{x \text{ a child of the root}} p(x)$ |
+# | sample and match | `p(favourite)` |
+# | rejection, drawn | `Σ min(p(x), q(x))` over all `x` |
+# | tree walk | `Σ p(x)` over the children `x` of the root |
 
 # %%
 first = {name: [] for name in ("sample and match", "rejection, drawn", "tree walk")}
@@ -311,13 +311,13 @@ dl.chart(
 )
 
 # %% [markdown]
-# Matching asks one token to be right. The tree puts several tokens into the same place and matches any of them: all of $p$
-# where the target hesitates between a few. Rejection forgives as much as $p$ and $q$ overlap over the *whole* vocabulary:
+# Matching asks one token to be right. The tree puts several tokens into the same place and matches any of them: all of `p`
+# where the target hesitates between a few. Rejection forgives as much as `p` and `q` overlap over the *whole* vocabulary:
 # where the target could say a hundred things, no budget covers them, but a drafter that is undecided in the same way is
 # forgiven.
 #
 # For a tree that is not drawn but chosen, as DDTree's is, nothing does better than the walk: a lossless verifier must emit
-# each token with the target's own probability, so it cannot keep a child more often than $p$ of all children.
+# each token with the target's own probability, so it cannot keep a child more often than `p` of all children.
 #
 # ## Greedy: what a linear chain does to the text
 #
@@ -346,9 +346,9 @@ print(f"accepted drafts a round: tree walk {greedy_mean(dl.walk_tree):.2f}, ", e
 print(f"linear chain {greedy_mean(dl.linear_chain):.2f}")
 
 # %% [markdown]
-# So greedy, the linear chain loses twice: it stops at the first sibling that is not the target's token, although the right
-# one may stand one node further on, and where it does not stop it may be wrong. An engine that can only verify chains should
-# be given a chain.
+# So greedy, the linear chain loses twice: it stops at the first sibling that is not the target's token, although the
+# right one may stand one node further on, and where it does not stop it may be wrong. An engine that can only verify
+# chains should be given a chain.
 #
 # ## One more thing that matching has
 #
@@ -374,7 +374,7 @@ print("all four the same:", len(set(texts.values())) == 1)
 # %% [markdown]
 # ## Exercises
 #
-# **1.** A drafter runs at temperature 0.5 to draw its chain, and the verifier is handed its $q$ at temperature 1. Is
+# **1.** A drafter runs at temperature 0.5 to draw its chain, and the verifier is handed its `q` at temperature 1. Is
 # rejection still lossless? Try it in the small world.
 #
 # <details><summary>Answer</summary>
@@ -385,7 +385,7 @@ print("all four the same:", len(set(texts.values())) == 1)
 # print(vf.total_variation(vf.continued(vf.enumerated(wrong_q), target, LENGTH), own))
 # ```
 #
-# No. The ratio $p/q$ repays exactly what the draw took; with another $q$ the books do not balance.
+# No. The ratio `p/q` repays exactly what the draw took; with another `q` the books do not balance.
 #
 # </details>
 #
@@ -401,7 +401,7 @@ print("all four the same:", len(set(texts.values())) == 1)
 # print(vf.total_variation(honest, laws["sample and match, favourites"]))
 # ```
 #
-# A token is then kept with probability $p(x)$, and otherwise drawn from $p$ without $x$: sample and match, in other words.
+# A token is then kept with probability `p(x)`, and otherwise drawn from `p` without `x`: sample and match, in other words.
 #
 # </details>
 #
@@ -409,8 +409,9 @@ print("all four the same:", len(set(texts.values())) == 1)
 #
 # <details><summary>Answer</summary>
 #
-# The expected number of accepted drafts of the tree walk, for the walk passes a node with exactly the target's probability of
-# its path. The *mass* of notebook 4 is the same sum with the drafter's probabilities: the drafter's own expectation.
+# The expected number of accepted drafts of the tree walk, for the walk passes a node with exactly the target's
+# probability of its path. The *mass* of notebook 4 is the same sum with the drafter's probabilities: the drafter's own
+# expectation.
 #
 # </details>
 #

@@ -34,9 +34,12 @@ logging.disable_progress_bar()  # no bar for a file of a few megabytes
 # %% [markdown]
 # ## A new mixer
 #
-# One head keeps a state $S$. A token decays it by $a$, adds $k v^\top$, and reads with $q$:
+# One head keeps a state `S`. A token decays it by `a`, adds `k vᵀ`, and reads with `q`:
 #
-# $$S' = a\,S + k\,v^\top, \qquad o = S'^\top q .$$
+# ```
+# S' = a S + k vᵀ
+# o  = S'ᵀ q
+# ```
 #
 # Like any recurrent layer of transformers it keeps its state in the model's cache, in the layer that belongs to its
 # `layer_idx`, and goes on from there when it is called again.
@@ -73,6 +76,11 @@ class GatedLinearAttention(nn.Module):
             S = a[:, t, :, None, None] * S + k[:, t, :, :, None] * v[:, t, :, None, :]
             outputs.append((q[:, t, :, None] @ S).flatten(1))
         if cache is not None:
+            layer = cache.layers[self.layer_idx]
+            layer.dtype, layer.device = (
+                S.dtype,
+                S.device,
+            )  # older ones learn it from a convolution
             cache.update_recurrent_state(S, self.layer_idx)
         return self.out(torch.stack(outputs, 1))
 
@@ -150,8 +158,10 @@ problems(dl.diagnose(pair, dl.TransformersPort(pair, "flattened"), prompt=prompt
 # %% [markdown]
 # ## What a port is
 #
-# An object with one method. It is given the module (for its weights), the hidden states of the nodes, the layer's cache with
-# the committed state, and the shape of the tree. It returns two things:
+# The word has two sizes. In notebook 5 a port is a whole loop; this package has that loop, and what it lacks for a new
+# layer is the layer's own part, which is called its port too: an object with one method. It is given the module (for its
+# weights), the hidden states of the nodes, the layer's cache with the committed state, and the shape of the tree. It
+# returns two things:
 #
 # * what the module would answer for each node if the node's path were the only text, and
 # * *factors*: whatever it needs to put the state after any path into the cache, should that path be committed.
@@ -162,12 +172,14 @@ problems(dl.diagnose(pair, dl.TransformersPort(pair, "flattened"), prompt=prompt
 #
 # ## The algebra, before the code
 #
-# Unroll the recurrence along a path, as in notebook 3. With $G_i$ the sum of $\log a$ from the root to $i$, and $D_{ij}
-# = e^{G_i - G_j}$ where $j$ is $i$ or above it and 0 elsewhere:
+# Unroll the recurrence along a path, as in notebook 3. With `G[i]` the sum of `log a` from the root to `i`, and `D[i, j]`
+# the decay `exp(G[i] − G[j])` where `j` is `i` or above it and 0 elsewhere:
 #
-# $$o_i = e^{G_i} S_0^\top q_i + \sum_j D_{ij}\,(q_i \cdot k_j)\, v_j .$$
+# ```
+# o[i] = exp(G[i]) S_0ᵀ q[i] + Σ D[i, j] (q[i] · k[j]) v[j]      over all j
+# ```
 #
-# The delta rule needed a solve here, because what a token writes depended on what was there. This layer writes $k v^\top$
+# The delta rule needed a solve here, because what a token writes depended on what was there. This layer writes `k vᵀ`
 # whatever is there, so the masked product is everything.
 #
 # ## First try
@@ -227,10 +239,10 @@ report = dl.diagnose(pair, dl.TransformersPort(pair, "tree", unchecked=True), pr
 problems(report)
 
 # %% [markdown]
-# The first two lines name the two faults; the others are what comes of them. `layer_by_layer` gives each layer clean input
-# and still gets wrong answers from the three new layers, *from the root on*. The root has no ancestors, so it is not the mask; it is what lies below the tree. We
-# have left out $e^{G} S_0^\top q$: the layer starts from nothing. And `recurrent_states` is wrong whatever is accepted:
-# our commit takes in every node, also the rejected ones.
+# The first two lines name the two faults; the others are what comes of them. `layer_by_layer` gives each layer clean
+# input and still gets wrong answers from the three new layers, *from the root on*. The root has no ancestors, so it is
+# not the mask; it is what lies below the tree. We have left out `exp(G) S_0ᵀ q`: the layer starts from nothing. And
+# `recurrent_states` is wrong whatever is accepted: our commit takes in every node, also the rejected ones.
 #
 # ## Second try
 #
@@ -256,14 +268,14 @@ dl.register_port(GatedLinearAttention, SecondTry())
 problems(dl.diagnose(pair, dl.TransformersPort(pair, "tree", unchecked=True), prompt=prompt))
 
 # %% [markdown]
-# `layer_by_layer` is silent now: every layer's answers are right. What is left is in the commit stage and after it. Note what
-# the package's trial says of this port: nothing, for it compares one pass, and this pass is right. **A port is two halves, and a test of the logits
-# sees one of them.**
+# `layer_by_layer` is silent now: every layer's answers are right. What is left is in the commit stage and after it. Note
+# what the package's trial says of this port: nothing, for it compares one pass, and this pass is right. **A port is two
+# halves, and a test of the logits sees one of them.**
 #
 # ## Third try
 #
-# Commit the accepted path and only that. A new tensor goes into the cache; the old one stays as it was for whoever holds it,
-# such as a session that steps back.
+# Commit the accepted path and only that. A new tensor goes into the cache; the old one stays as it was for whoever holds
+# it, such as a session that steps back.
 
 
 # %% tags=["varies"]
@@ -350,9 +362,9 @@ print(f"paths: {len(paths)} × {max(map(len, paths))} rows, {len(paths)} copies 
 #
 # <details><summary>Answer</summary>
 #
-# A second state: the last hidden state of the committed text, kept in the cache beside $S$; and for each node the row of its
-# *parent*, for the root the committed one. `topology.conv_columns(2, device)` gives exactly these columns, for a shift is a
-# convolution with two taps. The factors then have to commit it too.
+# A second state: the last hidden state of the committed text, kept in the cache beside `S`; and for each node the row of
+# its *parent*, for the root the committed one. `topology.conv_columns(2, device)` gives exactly these columns, for a
+# shift is a convolution with two taps. The factors then have to commit it too.
 #
 # </details>
 #
@@ -360,8 +372,8 @@ print(f"paths: {len(paths)} × {max(map(len, paths))} rows, {len(paths)} copies 
 #
 # <details><summary>Answer</summary>
 #
-# $G$, $D$ and the state: sums of many logarithms and sums over the whole text. `GatedDeltaPort` raises them to float32, as the
-# library's own kernels do. A state rounded to half precision is read by every later token.
+# `G`, `D` and the state: sums of many logarithms and sums over the whole text. `GatedDeltaPort` raises them to float32,
+# as the library's own kernels do. A state rounded to half precision is read by every later token.
 #
 # </details>
 #

@@ -12,8 +12,8 @@
 # **At the end you will know** what Qwen3.6-27B and its drafter look like from inside, whether they fit where you are, how
 # to rehearse everything without their weights, and what to look at first when they have run.
 #
-# **Time:** 20 minutes to read, about a minute to run. **Needs:** notebooks 1 to 6 help; no weights. Words in *italics* are in
-# the [glossary](glossary.md).
+# **Time:** 20 minutes to read, about a minute to run. **Needs:** notebooks 1 to 6 help; no weights. Words in *italics*
+# are in the [glossary](glossary.md).
 #
 # Nothing here is downloaded. The published *configs* are part of the package, and a config is enough for most questions.
 # Where weights would be needed, a stand-in takes their place, and the last part says which cells change with the real ones.
@@ -45,8 +45,8 @@ model = dl.inspect_model("qwen3.6-27b")
 model
 
 # %% [markdown]
-# Read the last table first: of 64 layers only 16 keep rows that can be cropped. The other 48 keep a state, and everything this
-# package is about follows from that line.
+# Read the last table first: of 64 layers only 16 keep rows that can be cropped. The other 48 keep a state, and everything
+# this package is about follows from that line.
 #
 # A state has the same size for ten tokens as for ten thousand. So which of the two weighs more depends on the length of the
 # text:
@@ -60,9 +60,9 @@ print(f"recurrent: {format_bytes(recurrent)} at any length, the rows of {even:,.
 # %% [markdown]
 # ## Why a round must not copy states
 #
-# A draft tree multiplies what is kept. One state for each node, as a scan would keep it, against what the
-# triangular solve of notebook 3 leaves: keys, updates and decays. `plan_memory` knows the latter from a rehearsal of the pass
-# on a device that allocates nothing.
+# A draft tree multiplies what is kept. One state for each node, as a scan would keep it, against what the triangular
+# solve of notebook 3 leaves: keys, updates and decays. `plan_memory` knows the latter from a rehearsal of the pass on a
+# device that allocates nothing.
 
 # %%
 plan = dl.plan_memory("qwen3.6-27b", memory=["48GB", "48GB"], tree_budget=64)
@@ -103,8 +103,9 @@ for placement in small.placements:
 # %% [markdown]
 # ## A rehearsal
 #
-# `synthesise` writes a pair with random weights in exactly the layout in which the real one is published, small enough for a
-# laptop: same architecture, same pattern of layers, same files. Whatever can go wrong in loading goes wrong here first.
+# `synthesise` writes a pair with random weights in exactly the layout in which the real one is published, small enough
+# for a laptop: same architecture, same pattern of layers, same files. Whatever can go wrong in loading goes wrong here
+# first.
 
 # %%
 folder = tempfile.TemporaryDirectory()
@@ -122,8 +123,8 @@ print(type(pair.target).__name__, "with", counts)
 print("taps", pair.drafter.tap_layer_ids, "block", pair.drafter.config.block_size)
 
 # %% [markdown]
-# The first question about a pair that loads is not how fast it is. It is whether one pass over a tree is exact on *this* model
-# with *this* attention back end, and whether the three methods write one text.
+# The first question about a pair that loads is not how fast it is. It is whether one pass over a tree is exact on *this*
+# model with *this* attention back end, and whether the three methods write one text.
 
 # %%
 prompt = "Which three numbers follow 11, 13, 15, 17?" if REAL else list(range(40, 72))
@@ -137,10 +138,10 @@ for name, run in runs.items():
     print(f"{name:>8}: {run.mean_emitted_tokens:.2f} emitted tokens a round, {same}")
 
 # %% [markdown]
-# The stand-in's drafter is random, so next to nothing is accepted and a round emits the one token that is the target's own.
-# That is right: a drafter can cost time, it cannot cost correctness. (The stand-in runs in float32. Random weights make
-# near ties everywhere, and in bfloat16 those may fall one way or the other: exercise 4.) `ddtree-lab run --target … --drafter …` prints this table with
-# speeds, and exits 1 if a text differs.
+# The stand-in's drafter is random, so next to nothing is accepted and a round emits the one token that is the target's
+# own. That is right: a drafter can cost time, it cannot cost correctness. (The stand-in runs in float32. Random weights
+# make near ties everywhere, and in bfloat16 those may fall one way or the other: exercise 4.) `ddtree-lab run --target …
+# --drafter …` prints this table with speeds, and exits 1 if a text differs.
 #
 # And the stages of a round, one by one, as in notebook 1:
 
@@ -180,8 +181,8 @@ emitted = [one.num_emitted_tokens for one in trace.rounds]
 print(f"mean emitted tokens a round: {np.mean(emitted):.2f}")
 
 # %% [markdown]
-# Then at the worst round: where did the tree not have the target's token? In the picture the path is kept as far as it goes;
-# the star is the target's own token, which no draft had.
+# Then at the worst round: where did the tree not have the target's token? In the picture the path is kept as far as it
+# goes; the star is the target's own token, which no draft had.
 
 # %%
 worst = int(np.argmin([one.num_accepted_drafts - one.tree.depth for one in trace.rounds[:-1]]))
@@ -203,17 +204,18 @@ dl.view(replace(trace, rounds=(one,)))  # this round alone; dl.view(trace) steps
 #
 # 1. **Same text?** If not, stop. Two first choices that are a hair apart may swap in bfloat16, as between any two batch
 #    sizes; anything else is a port's fault. `dl.diagnose(pair)` tells which (notebook 5).
-# 2. **Emitted tokens a round, chain and tree.** For three related pairs the [authors of DDTree](https://github.com/liranringel/ddtree)
-#    report 5.2 to 8.0 for the chain on mathematics and code and 2.2 to 4.4 on open chat, and more for the tree. Chain far
-#    below that: suspect the taps and the drafter's context. Tree below chain: suspect the recurrent layers.
+# 2. **Emitted tokens a round, chain and tree.** For three related pairs the [authors of
+#    DDTree](https://github.com/liranringel/ddtree) report 5.2 to 8.0 for the chain on mathematics and code and 2.2 to 4.4
+#    on open chat, and more for the tree. Chain far below that: suspect the taps and the drafter's context. Tree below
+#    chain: suspect the recurrent layers.
 # 3. **Only then speed.** A tree costs more rows than a chain, and whether they are free depends on the machine (notebook 4).
 #
 # Commands, cards and what was really run are in [docs/27b.md](../docs/27b.md).
 #
 # ## Exercises
 #
-# **1.** The chain's block is 16, so a tree is at most 15 deep. How many GiB would snapshots take for a *chain* of that depth,
-# and how many factors?
+# **1.** The chain's block is 16, so a tree is at most 15 deep. How many GiB would snapshots take for a *chain* of that
+# depth, and how many factors?
 #
 # <details><summary>Answer</summary>
 #
@@ -233,8 +235,8 @@ dl.view(replace(trace, rounds=(one,)))  # this round alone; dl.view(trace) steps
 # dl.plan_memory("qwen3.6-27b", memory=["48GB", "48GB"], context=100_000)
 # ```
 #
-# The prefill's working memory, if the whole prompt is run in one pass; the keys and values come next. Both grow with the text, the
-# recurrent states do not.
+# The prefill's working memory, if the whole prompt is run in one pass; the keys and values come next. Both grow with the
+# text, the recurrent states do not.
 #
 # </details>
 #
@@ -246,8 +248,8 @@ dl.view(replace(trace, rounds=(one,)))  # this round alone; dl.view(trace) steps
 # dl.inspect_model("qwen3.6-35b-a3b")
 # ```
 #
-# Nothing: the experts are in the MLPs, which look at one row at a time. The pattern of layers is the same, and the drafter taps
-# other layers.
+# Nothing: the experts are in the MLPs, which look at one row at a time. The pattern of layers is the same, and the
+# drafter taps other layers.
 #
 # </details>
 #
