@@ -79,6 +79,9 @@ def test_tokens_that_cannot_be_and_drafts_of_nothing(pair):
     logits[:, 3] = 0.0
     rows = rows_of(dl.view(dl.Draft(logits, 7, 4)))
     assert [cell["text"] for cell in rows[0]] == ["<3>", *["–"] * 5, "0.00"]
+    even = dl.Draft(torch.zeros(1, pair.embeddings.vocab_size, dtype=torch.bfloat16), 7, 4)
+    (cells,) = rows_of(dl.view(even, pair))
+    assert not any(cell["text"].startswith("<") and cell["text"][1:-1].isdigit() for cell in cells), "no text"
     nothing = dl.view(dl.Draft(logits[:0], 7, 4), pair)
     assert "Nothing was drafted" in nothing.to_text()
     ET.fromstring(nothing.to_svg())

@@ -53,10 +53,9 @@ def draft_sheet(draft: Any, known: Trace) -> Sheet:
     anchor = token_text(known, draft.anchor_token_id)
     if not draft.depth:
         return _sheet(
-            "draft", f"Nothing was drafted after “{anchor}”: the target's own token is all that is left.", []
+            "draft", f"Nothing was drafted after “{anchor}”: the round is the target's own token.", []
         )
-    log_probs = draft.logits.float().log_softmax(-1)
-    best = _best(log_probs)
+    log_probs, best = _favourites(draft)
     entropies = -(log_probs.exp() * log_probs.clamp(min=-1e9)).sum(-1)
     rows = [
         _row(
@@ -85,11 +84,13 @@ def draft_sheet(draft: Any, known: Trace) -> Sheet:
 
 def favourites(draft: Any) -> list[int]:
     """The tokens that a draft's sheet shows."""
-    return _best(draft.logits).indices.flatten().tolist() if draft.depth else []
+    return _favourites(draft)[1].indices.flatten().tolist() if draft.depth else []
 
 
-def _best(scores: Any) -> Any:
-    return scores.topk(min(MAX_RANKS, scores.shape[-1]), dim=-1)
+def _favourites(draft: Any) -> tuple[Any, Any]:
+    """Log-probabilities [depth, vocab] and the best of each depth."""
+    log_probs = draft.logits.float().log_softmax(-1)
+    return log_probs, log_probs.topk(min(MAX_RANKS, log_probs.shape[-1]), dim=-1)
 
 
 def _candidate(text: str, log_prob: float) -> Cell:

@@ -19,6 +19,7 @@ CELLS = [
     "import ddtree_lab as dl\nprint(dl.__file__)\na, b = dl.Trace.load('a.json'), dl.Trace.load('b.json')",
     "dl.view(a)",
     "dl.view((a, b))",
+    "dl.view(dl.build_mask(a.rounds[0].tree, a.rounds[0].past_length))",
 ]
 
 
@@ -38,15 +39,16 @@ def shown(browser, lab):
     """The notebook, run from top to bottom and saved."""
     base, _ = lab
     page = Lab(browser, base, "views.ipynb").open().run_all()
-    page.view(1)
+    page.view(2)
     page.command("docmanager:save")
     yield page
     page.close()
 
 
 def test_both_views_render_and_nothing_is_asked_of_the_network(shown, site, screenshots):
-    first, second = shown.view(0), shown.view(1)
+    first, second, mask = (shown.view(index) for index in range(3))
     assert first.locator("[role=tree]").count() == 1
+    assert mask.locator("td[data-seen=self]").count() > 5
     assert second.locator("mark").count() == 2
     assert str(site) in shown.page.locator(".jp-OutputArea-output").first.inner_text(), "not the wheel"
     assert shown.watch.external == []
