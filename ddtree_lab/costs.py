@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ddtree_lab.sampling import Sampler
 from ddtree_lab.stages.cache import fork_cache, make_cache
 from ddtree_lab.stages.commit import commit_path
 from ddtree_lab.stages.draft import draft_block, extend_context
 from ddtree_lab.stages.forward import prefill, run_target
-from ddtree_lab.stages.tree import DraftTree
+from ddtree_lab.stages.tree import build_tree
 from ddtree_lab.stages.verify import verify_tree
+from ddtree_lab.stages.walk import walk_tree
 
 if TYPE_CHECKING:
     from ddtree_lab.pair import Pair
 
-ROWS = (1, 3, 5, 9, 17, 33, 65, 129, 257)
+ROWS = (1, 2, 5, 9, 17, 33, 65, 129, 257)
 NUM_PROMPT_TOKENS = 64
 
 
@@ -67,8 +69,8 @@ def costs_of(pair: Pair) -> RoundCosts:
 def measure_costs(pair: Pair, repeats: int = 6, num_prompt_tokens: int = NUM_PROMPT_TOKENS) -> RoundCosts:
     """Time rounds of growing size after a prompt of arbitrary tokens.
 
-    All sizes in turns, and of each the least: what else the machine does meanwhile can only add. A curve that is off
-    by 15 % a point costs a choice by it 5 to 10 % of its speed (`bench.replay` can tell).
+    All sizes in turns, and of each the lower quartile: what else the machine does meanwhile can only add. A curve that
+    is off by 15 % a point costs a choice by it 5 to 10 % of its speed (`bench.replay` can tell).
 
     It stops at a size that could not pay if every draft were accepted: a round emits one token for each drafted
     position and one more, so none may cost as much as all of them by plain decoding.
@@ -87,30 +89,32 @@ def measure_costs(pair: Pair, repeats: int = 6, num_prompt_tokens: int = NUM_PRO
     def draft() -> None:
         draft_block(drafter, pair.embeddings, context, 3)
 
-    def verified(num_rows: int) -> Callable[[], None]:
-        tree = DraftTree.from_parents([3] * num_rows, (np.arange(num_rows) - 1) // 2)  # two children each
-        path = tree.path(num_rows - 1)
+    logits = draft_block(drafter, pair.embeddings, context, 3).logits
+    sampler = Sampler.from_settings(temperature=1.0)
 
+    def whole(budget: int) -> Callable[[], None]:
         def run() -> None:
-            verification = verify_tree(target, cache, tree, tap_layer_ids=drafter.tap_layer_ids)
-            verification.logits.argmax(-1).tolist()
+            tree = build_tree(logits, budget, 3)
+            method = "auto" if budget else "paths"  # as the pipeline does
+            verification = verify_tree(target, cache, tree, method, tap_layer_ids=drafter.tap_layer_ids)
+            positions = num_prompt_tokens + tree.depths
+            path = list(walk_tree(tree, sampler.choose(verification.logits, positions.tolist())).path)
             commit_path(target, fork_cache(cache, clone_states=False), verification, path)
             taps = None if verification.taps is None else verification.taps[path]
-            extend_context(drafter, taps, context, [3] * len(path))
+            extend_context(drafter, taps, context, tree.token_ids[path].tolist())
 
         return run
 
-    verified(3)()  # the trial pass is behind us
+    whole(2)()  # the trial pass is behind us
     runs: list[Callable[[], None]] = [plain, draft]
-    least = [_seconds(run) for run in runs]
+    turns = [[_seconds(run) for run in runs]]
     for num_rows in ROWS:
-        runs.append(verified(num_rows))
-        least.append(_seconds(runs[-1]))
-        if least[-1] > (drafter.num_draft_positions + 1) * least[0]:
+        runs.append(whole(num_rows - 1))
+        turns[0].append(_seconds(runs[-1]))
+        if turns[0][-1] > (drafter.num_draft_positions + 1) * turns[0][0]:
             break
-    for _ in range(repeats):
-        least = [min(before, _seconds(run)) for before, run in zip(least, runs, strict=True)]
-    plain_seconds, draft_seconds, *seconds = least
+    turns += [[_seconds(run) for run in runs] for _ in range(repeats)]
+    plain_seconds, draft_seconds, *seconds = np.quantile(turns, 0.25, axis=0).tolist()
     # What is larger by chance is no cheaper.
     rising = tuple(np.maximum.accumulate(seconds).tolist())
     return RoundCosts(ROWS[: len(rising)], rising, draft_seconds, plain_seconds)

@@ -257,11 +257,13 @@ def _mask(pair: Pair, settings: Settings, state: State) -> tuple[TreeMask, dict[
 
 
 def _verify(pair: Pair, settings: Settings, state: State) -> tuple[Verification, dict[str, Any]]:
+    tree = _record(state, "tree", DraftTree)
+    is_plain = tree.num_nodes == 1 and settings.is_adaptive and settings.verify_method == "auto"
     verification = verify_tree(
         pair.target,
         state.cache,
-        _record(state, "tree", DraftTree),
-        settings.verify_method,
+        tree,
+        "paths" if is_plain else settings.verify_method,  # a step of plain decoding, and no dearer
         mask=_record(state, "mask", TreeMask),
         tap_layer_ids=pair.drafter.tap_layer_ids,
     )

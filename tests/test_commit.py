@@ -227,3 +227,28 @@ def test_a_commit_needs_the_cache_of_its_target():
         commit_path(target, cache, verification, [0])
     with pytest.raises(ValueError, match="cache is empty"):
         commit_path(target, make_cache(target), verification, [0])
+
+
+@pytest.mark.parametrize("make", [hybrid, dense])
+def test_one_path_by_paths_is_committed_without_another_forward(make):
+    target, tree = make(), random_tree("chain", 4)
+    caches = [filled_cache(target, random_ids(9)) for _ in range(2)]
+    verification = verify_tree(target, caches[0], tree, "paths")
+    forwards = []
+    handle = target.register_forward_hook(lambda *args: forwards.append(1))
+    commit_path(target, caches[0], verification, [0, 1, 2, 3])
+    assert not forwards
+    before = snapshot(verification.grown)
+    handle.remove()
+    commit_path(target, caches[1], verify_tree(target, caches[1], tree, "tree"), [0, 1, 2, 3])
+    check_same_cache(caches[0], caches[1])
+    continue_target(target, random_ids(3), caches[0])  # what comes later leaves what was verified as it was
+    check_untouched(verification.grown, before)
+
+
+def test_a_part_of_one_path_by_paths_is_run_again():
+    target, tree = hybrid(), random_tree("chain", 4)
+    cache = filled_cache(target, random_ids(9))
+    commit_path(target, cache, verify_tree(target, cache, tree, "paths"), [0, 1])
+    expected = filled_cache(target, torch.cat([random_ids(9), path_ids(tree, [0, 1])], 1))
+    check_same_cache(cache, expected)

@@ -21,8 +21,8 @@ def commit_path(
     """Extend `cache` by the nodes of a root path; it then equals a fresh prefill of the same tokens.
 
     Attention layers are given the pending rows of the path through their own `update`, recurrent
-    layers the state after its last node. After `method="paths"`, which keeps nothing, the path is run
-    once more. After `"flattened"` recurrent layers keep the state of *all* nodes, which is
+    layers the state after its last node. After `method="paths"`, which keeps nothing unless the tree was this one path,
+    the path is run once more. After `"flattened"` recurrent layers keep the state of *all* nodes, which is
     what the naive port does and why it is wrong.
 
     The cache gets new layers and tensors all at once: an exception leaves it as it was, and whoever
@@ -38,7 +38,9 @@ def commit_path(
     nodes = check_path(verification.tree, path)
     _check_fresh(cache, verification)
     fork = fork_cache(cache, clone_states=verification.method == "paths")
-    if verification.method == "paths":
+    if verification.grown is not None and len(nodes) == verification.tree.num_nodes:
+        fork = fork_cache(verification.grown)
+    elif verification.method == "paths":
         path_ids = torch.from_numpy(verification.tree.token_ids[nodes])[None]
         continue_target(target, path_ids, fork, logits_to_keep=1)
     else:

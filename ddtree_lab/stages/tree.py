@@ -205,6 +205,8 @@ def build_tree(draft_logits: Any, budget: int, root_token_id: int = 0) -> DraftT
         ValueError: logits of another shape, or with NaN or +inf in them.
     """
     logits = _checked(draft_logits)
+    if not len(logits):
+        return DraftTree.from_parents([root_token_id], [-1])
     log_norm = _log_norm(logits)
     if min(budget, logits.shape[1]) > NARROW:
         log_probs, token_ids = _top(logits, log_norm, NARROW)

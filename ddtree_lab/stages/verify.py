@@ -62,6 +62,7 @@ class Verification(Record):
         rows: layer index → keys and values of the nodes, each [1, heads, n, width].
         factors: layer index → what the states after a path are made of.
         states: `flattened` only: layer index → recurrent states after *all* nodes.
+        grown: `paths` on a tree of one path only: the cache with all of it.
         committed: the cache's tensors at the time, with their versions, to notice a stale commit.
     """
 
@@ -73,6 +74,7 @@ class Verification(Record):
     rows: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     factors: dict[int, Factors] = field(default_factory=dict)
     states: dict[int, list[tuple[str, int | None, Tensor]]] = field(default_factory=dict)
+    grown: Cache | None = None
     committed: tuple[tuple[Tensor, int], ...] = ()
 
     @property
@@ -287,7 +289,8 @@ def _verify_paths(
         longest = max(map(len, group))
         padded = [path + path[-1:] * (longest - len(path)) for path in group]
         fork = fork_cache(cache)
-        fork.reorder_cache(torch.zeros(len(group), dtype=torch.long, device=device))
+        if len(group) > 1:
+            fork.reorder_cache(torch.zeros(len(group), dtype=torch.long, device=device))
         out = continue_target(target, torch.from_numpy(tree.token_ids[padded]), fork, tap_layer_ids)
         for row, path in enumerate(group):
             for depth, node in enumerate(path):
@@ -301,6 +304,7 @@ def _verify_paths(
         method="paths",
         past_length=cache_length(cache),
         taps=torch.stack([taps[i] for i in nodes]) if taps else None,
+        grown=fork if len(paths) == 1 else None,
         committed=fingerprint(cache),
     )
 
