@@ -13,7 +13,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="A", help="a saved trace")
     parser.add_argument("b", metavar="B", help="another one, or the same file with another run")
     for side in "ab":
-        parser.add_argument(f"--run-{side}", type=positive, metavar="N", help=f"of {side.upper()}: {RUN_HELP}")
+        parser.add_argument(
+            f"--run-{side}", type=positive, metavar="N", help=f"of {side.upper()}: {RUN_HELP}"
+        )
     parser.add_argument("--html", metavar="FILE", help="also a page with both, step by step")
     parser.add_argument("--ascii", action="store_true", help="ASCII characters only")
     parser.add_argument("--json", action="store_true", help="where they part, as JSON")
