@@ -47,6 +47,7 @@ def execute(args: argparse.Namespace) -> int:
 
     from ddtree_lab.survey.page import to_markdown
     from ddtree_lab.survey.run import survey
+    from ddtree_lab.trace import write_atomically
 
     console = Console(stderr=args.json)
     try:
@@ -62,7 +63,7 @@ def execute(args: argparse.Namespace) -> int:
                 on_progress=advance,
             )
         if args.markdown:
-            Path(args.markdown).write_text(to_markdown(found), encoding="utf-8")
+            write_atomically(args.markdown, to_markdown(found))
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from error
     if args.json:

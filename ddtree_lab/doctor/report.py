@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddtree_lab.records import Record, ranges
+from ddtree_lab.trace import write_atomically
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -117,7 +118,7 @@ class Report(Record):
         """A self-contained page; nothing in it is fetched."""
         from ddtree_lab.doctor.page import render
 
-        Path(path).write_text(render(self), encoding="utf-8")
+        write_atomically(path, render(self))
 
 
 def _problem(finding: Finding) -> RenderableType:
