@@ -21,6 +21,8 @@
 # training", it was concluded. Let us see.
 
 # %%
+from textwrap import fill
+
 import numpy as np
 import torch
 from matplotlib import pyplot as plt
@@ -47,7 +49,7 @@ input_ids = pair.encode(prompt)
 try:
     run_target(target, input_ids, DynamicCache())  # the model's own forward
 except (ValueError, IndexError, AttributeError) as fault:
-    print(f"{type(fault).__name__}: {fault}")
+    print(fill(f"{type(fault).__name__}: {fault}", 96))
 
 # %% [markdown]
 # A bare `DynamicCache()` has no layers; it grows attention layers as they are asked for. A hybrid's layers are of two

@@ -227,16 +227,16 @@ dl.view(replace(trace, rounds=(one,)))  # this round alone; dl.view(trace) steps
 #
 # </details>
 #
-# **2.** At 100,000 tokens of context, what is the largest single item of memory on two 48 GB cards, after the weights?
+# **2.** At 16,000 tokens of context, what is the largest single item of memory on two 48 GB cards, after the weights?
 #
 # <details><summary>Answer</summary>
 #
 # ```python
-# dl.plan_memory("qwen3.6-27b", memory=["48GB", "48GB"], context=100_000)
+# dl.plan_memory("qwen3.6-27b", memory=["48GB", "48GB"], context=16_000)
 # ```
 #
-# The prefill's working memory, if the whole prompt is run in one pass; the keys and values come next. Both grow with the
-# text, the recurrent states do not.
+# The prefill's working memory, if the whole prompt is run in one pass. It grows with the text, as keys and values do; the
+# recurrent states do not.
 #
 # </details>
 #

@@ -64,8 +64,9 @@ def test_nbmake_runs_it_and_a_fresh_run_gives_what_was_committed(source, tmp_pat
     ran = subprocess.run([*nbmake, *where], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout[-5000:]
     fresh = build.tidy(nbformat.read(path, 4))
+    fresh.cells = fresh.cells[: len(old.cells)]  # without the answers
     assert build.faults(fresh) == []
-    for new_cell, old_cell in zip(fresh.cells, old.cells, strict=False):  # the answers come last
+    for new_cell, old_cell in zip(fresh.cells, old.cells, strict=True):
         if new_cell.cell_type == "code":
             assert build.comparable(new_cell) == build.comparable(old_cell), new_cell.source
 
