@@ -123,6 +123,8 @@ class Result:
 def execute(args: argparse.Namespace) -> int:
     from rich.console import Console
 
+    from ddtree_lab.threads import fitting_threads
+
     console = Console(stderr=args.json)
     if args.list_prompts:
         _list_prompts(args.json)
@@ -133,7 +135,8 @@ def execute(args: argparse.Namespace) -> int:
             _check_trace(args)
         with _progress(console) as progress:
             pair, prompt = _load(args, progress)
-            results = _decode(args, pair, prompt, progress)
+            with fitting_threads(pair.target):
+                results = _decode(args, pair, prompt, progress)
         trace = results[-1].generation.trace
         if args.trace and trace is not None:
             trace.save(args.trace)

@@ -16,6 +16,7 @@ from ddtree_lab.doctor.material import Material
 from ddtree_lab.doctor.report import Finding, Report
 from ddtree_lab.pair import Pair, Prompt, bundled_prompts
 from ddtree_lab.records import ranges
+from ddtree_lab.threads import fitting_threads
 
 LOW_EMITTED_TOKENS = 2.0  # a drafter below this on clean states is itself the reason
 NUM_OTHER_PROMPTS = 3
@@ -70,10 +71,11 @@ def examine(
     began, forwards = time.perf_counter(), material.truth.num_forwards
     exam = Examination(material, port, seconds_per_call)
     findings: list[Finding] = []
-    for name in _chosen(checks):
-        if on_check is not None:
-            on_check(name)
-        findings += _run(exam, name)
+    with fitting_threads(exam.target):
+        for name in _chosen(checks):
+            if on_check is not None:
+                on_check(name)
+            findings += _run(exam, name)
     subject = "the built-in port" if port is None else type(port).__name__
     return Report(
         subject=f"{subject} on {material.pair.name}",
