@@ -34,6 +34,11 @@ def forward_kwargs(model: PreTrainedModel, **wanted: Any) -> dict[str, Any]:
     return {name: value for name, value in wanted.items() if value is not None and name in known}
 
 
+def is_tensor_parallel(model: PreTrainedModel) -> bool:
+    """Whether the model's layers are split over several processes."""
+    return (getattr(model, "_tp_size", None) or 1) > 1
+
+
 def tensor_parallel_kwargs(plan: str | None) -> dict[str, Any]:
     """The arguments of `from_pretrained` that split layers over the processes of `torchrun` by `plan`."""
     if plan is None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ddtree_lab.compat import is_tensor_parallel
 from ddtree_lab.sampling import Sampler
 from ddtree_lab.stages.cache import fork_cache, make_cache
 from ddtree_lab.stages.commit import commit_path
@@ -62,8 +63,17 @@ def costs_of(pair: Pair) -> RoundCosts:
     """The costs of a pair, measured when first asked for: a few passes of the target."""
     by_drafter = _measured.setdefault(pair.target, weakref.WeakKeyDictionary())
     if pair.drafter not in by_drafter:
-        by_drafter[pair.drafter] = measure_costs(pair)
+        by_drafter[pair.drafter] = _agreed(pair, measure_costs(pair))
     return by_drafter[pair.drafter]
+
+
+def _agreed(pair: Pair, costs: RoundCosts) -> RoundCosts:
+    """Of a target whose layers are split over processes, the first one's: all have to choose the same trees."""
+    if not is_tensor_parallel(pair.target):
+        return costs
+    agreed = [costs]
+    torch.distributed.broadcast_object_list(agreed, src=0)
+    return agreed[0]
 
 
 def measure_costs(pair: Pair, repeats: int = 6, num_prompt_tokens: int = NUM_PROMPT_TOKENS) -> RoundCosts:
@@ -111,7 +121,10 @@ def measure_costs(pair: Pair, repeats: int = 6, num_prompt_tokens: int = NUM_PRO
     for num_rows in ROWS:
         runs.append(whole(num_rows - 1))
         turns[0].append(_seconds(runs[-1]))
-        if turns[0][-1] > (drafter.num_draft_positions + 1) * turns[0][0]:
+        is_too_dear = turns[0][-1] > (drafter.num_draft_positions + 1) * turns[0][0]
+        if is_too_dear and not is_tensor_parallel(
+            target
+        ):  # processes in step cannot go by clocks of their own
             break
     turns += [[_seconds(run) for run in runs] for _ in range(repeats)]
     plain_seconds, draft_seconds, *seconds = np.quantile(turns, 0.25, axis=0).tolist()

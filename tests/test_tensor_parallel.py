@@ -58,6 +58,7 @@ def test_two_processes_give_the_tokens_of_one_with_every_method(seen, family):
         for method, tokens in found["tokens"].items():
             assert tuple(tokens) == alone[family][0], method
         assert (found["auto"], found["rows"]) == ("tree", 98)
+        assert found["trees"] == processes[0][family]["trees"]  # chosen by costs, which each has measured
         assert found["difference"] < 1e-3
         assert not found["tied"]
 

@@ -14,6 +14,9 @@ import torch.distributed
 from models import random_ids, random_tree
 
 import ddtree_lab as dl
+from ddtree_lab import costs
+
+costs.ROWS = (1, 2, 5, 9)  # what "auto" measures: larger trees tell no more here
 
 
 def look(folder: Path) -> dict:
@@ -32,7 +35,13 @@ def look(folder: Path) -> dict:
         "tied": pair.embeddings.tied,
         "auto": dl.verify_tree(pair.target, cache, tree).method,
         "difference": max(float((logits[m] - logits["paths"]).abs().max()) for m in ("tree", "scan")),
-        "tokens": {m: dl.generate(pair, ids, m, tree_budget=9, max_new_tokens=12).token_ids for m in methods},
+        "tokens": {
+            **{m: dl.generate(pair, ids, m, tree_budget=9, max_new_tokens=12).token_ids for m in methods},
+            "auto": dl.generate(pair, ids, tree_budget="auto", max_new_tokens=12).token_ids,
+        },
+        "trees": [
+            r.num_drafted for r in dl.generate(pair, ids, tree_budget="auto", max_new_tokens=12).rounds
+        ],
     }
 
 
