@@ -54,8 +54,10 @@ def paper_table(rows: Sequence[Row]) -> Table:
     for (domain, temperature, label), group in grouped(rows):
         by_line.setdefault((domain, temperature), {})[label] = group
     lines = [_line(*names, groups) for names, groups in by_line.items()]
-    columns = ("data set", "temperature", "chain", "paper's", "tree", "budget", "paper's", "auto")
-    return Table("speed-up / emitted tokens a round: means over prompts", columns, tuple(lines))
+    columns = ("data set", "T", "chain", "paper's", "tree", "budget", "paper's", "auto")
+    return Table(
+        "speed-up / emitted tokens a round at temperature T: means over prompts", columns, tuple(lines)
+    )
 
 
 def _line(domain: str, temperature: float, groups: dict[str, list[Row]]) -> tuple[str, ...]:

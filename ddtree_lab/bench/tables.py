@@ -27,13 +27,16 @@ class Table(Record):
     lines: tuple[tuple[str, ...], ...]
 
     def __rich__(self) -> RichTable:
+        from rich.box import SIMPLE_HEAD
         from rich.table import Table as RichTable
+        from rich.text import Text
 
-        table = RichTable(title=self.title, title_justify="left")
+        title = Text(self.title)  # quartiles are in brackets, which rich would take for its markup
+        table = RichTable(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for i, column in enumerate(self.columns):
-            table.add_column(column, justify="left" if i == 0 else "right")
+            table.add_column(column, justify="left" if i == 0 else "right", overflow="fold")
         for line in self.lines:
-            table.add_row(*line)
+            table.add_row(*map(Text, line))
         return table
 
     def markdown(self) -> str:
@@ -91,22 +94,13 @@ def sweep_table(rows: Sequence[Row]) -> Table:
         drafted = f"{np.mean([row['mean_drafted'] for row in rounds]):.1f}" if rounds else "–"
         lines.append(
             (
-                domain, f"{temperature:g}", label, str(len(group)), f"{speed:.3g}",
+                domain, f"{temperature:g}", label, str(len(group)), f"{speed.median:.3g}",
                 f"{Spread.of(ups):.2f}" if ups else "–",
                 f"{Spread.of(ceilings).median:.2f}" if ceilings else "–", emitted, drafted,
                 f"{sum(checked)} of {len(checked)}" if checked else "–",
             )
         )  # fmt: skip
     columns = (
-        "domain",
-        "temperature",
-        "method",
-        "prompts",
-        "tokens/s",
-        "speed-up",
-        "ceiling",
-        "emitted",
-        "drafted",
-        "lossless",
-    )
-    return Table("decodes: median [quartiles] over prompts", columns, tuple(lines))
+        "domain", "T", "method", "prompts", "tokens/s", "speed-up", "ceiling", "emitted", "drafted", "lossless",
+    )  # fmt: skip
+    return Table("decodes at temperature T: median [quartiles] over prompts", columns, tuple(lines))
