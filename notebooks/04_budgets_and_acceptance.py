@@ -336,9 +336,9 @@ dl.chart(
 )
 
 # %% [markdown]
-# On a quiet machine the points follow the line, and `"auto"` comes close to the best fixed budget without being told it.
-# On the hard text the drafter is wrong so often that here no draft pays for itself; `"auto"` can notice that only by
-# drafting, so it stays below plain decoding.
+# On a quiet machine the points follow the line, a little below it, and `"auto"` comes close to the best fixed budget
+# without being told it. On the hard text the drafter is wrong so often that here no draft pays for itself; `"auto"` can
+# notice that only by drafting, so it stays below plain decoding.
 #
 # Three rules that outlast the numbers:
 #

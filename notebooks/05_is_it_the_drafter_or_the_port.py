@@ -76,11 +76,8 @@ def finding(report, check):
 
 
 for name, report in reports.items():
-    print(f"{name:4}  {finding(report, 'acceptance').symptom}")
-own, another = "the target's own", "another"
-for name, report in reports.items():
-    right = finding(report, "greedy_text").status == "ok"
-    print(f"{name:4}  text: {own if right else another}")
+    text = "right" if finding(report, "greedy_text").status == "ok" else "wrong"
+    print(f"{name:4}  text {text}, {finding(report, 'acceptance').symptom}")
 
 # %% [markdown]
 # The first number of each line is the port's, and they are much alike. The second one is new: what the *drafter* gives **on
@@ -88,8 +85,8 @@ for name, report in reports.items():
 # drafter reads true hidden states, and one counts what a walk would have accepted. If the two numbers agree, the port loses
 # nothing. If the first is lower, the difference is the port's.
 #
-# For Cleo they agree. The drafter can do no more. The lines below say whose text is still the target's own, token by
-# token. Together they are enough for a verdict:
+# For Cleo they agree. The drafter can do no more. And a text is *right* if it is the target's own, token by token. Together
+# that is enough for a verdict:
 
 # %%
 for name, report in reports.items():

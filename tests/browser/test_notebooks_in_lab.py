@@ -71,10 +71,14 @@ def take_pictures(lesson: Lab, folder: Path, number: str) -> None:
     page = lesson.page
     lesson.command("application:set-mode", mode="single-document")
     lesson.command("application:toggle-left-area")
-    page.set_viewport_size({"width": WIDTH, "height": 1000})
-    content = page.locator(CONTENT).first
-    needed = content.evaluate("e => e.scrollHeight - e.clientHeight")
-    page.set_viewport_size({"width": WIDTH, "height": min(1000 + needed, TALLEST)})
+    content, height, missing = page.locator(CONTENT).first, 1000, 0
+    for _ in range(10):  # a view in a frame grows when it is seen
+        height = min(height + missing, TALLEST)
+        page.set_viewport_size({"width": WIDTH, "height": height})
+        page.wait_for_timeout(300)
+        missing = content.evaluate("e => e.scrollHeight - e.clientHeight")
+        if missing <= 0:
+            break
     for theme in ("Dark", "Light"):
         lesson.theme(theme)
         page.wait_for_timeout(500)  # the views in frames follow
