@@ -25,7 +25,7 @@ from ddtree_lab.stages.tree import DraftTree
 AUTO = "auto"
 MEMORY = 0.9  # weight of the past, per round: for trust about the last ten count
 LONG_MEMORY = 0.95  # for whether drafting pays, about the last twenty
-PRIOR_DRAFTS = 2.0  # accepted as expected, before anything was seen
+PRIOR_DRAFTS = 4.0  # accepted as expected, before anything was seen
 PATIENCE = 4.0  # tokens credited at first, so that a few bad rounds do not end drafting
 LONGEST_REST = 16  # rounds without a draft before it is tried again
 LOSS = 0.9  # of a plain round's tokens a second: below it drafting is left out; twenty rounds vary by about that much

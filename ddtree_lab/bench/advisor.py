@@ -38,8 +38,8 @@ class Choice:
         method: `"autoregressive"`, `"dflash"` or `"ddtree"`.
         tree_budget: for DDTree, or `"auto"`.
         emitted: tokens a round, foreseen.
-        speedup: over plain decoding, foreseen.
-        measured: over plain decoding, if it was run.
+        speedup: over plain decoding, after the prefill, foreseen.
+        measured: the same, if it was run.
     """
 
     method: str
@@ -199,10 +199,11 @@ def advise_on(
     """
     settings: dict[str, Any] = dict(temperature=temperature, max_new_tokens=max_new_tokens, seed=seed)
     costs = costs_of(pair)
-    recordings = [record_text(pair, prompt, **settings) for prompt in prompts]
-    recordings = [recording for recording in recordings if recording.trees]
-    if not recordings:
+    texts = [(prompt, record_text(pair, prompt, **settings)) for prompt in prompts]
+    texts = [(prompt, recording) for prompt, recording in texts if recording.trees]
+    if not texts:
         raise ValueError("prompts: none gives a text of two tokens; there is nothing to foresee.")
+    prompts, recordings = zip(*texts, strict=True)
     ways: Ways = {("dflash", None): [r for one in recordings for r in one.chain_rounds()]}
     for budget in _budgets(costs, RECORDED_BUDGET):
         ways["ddtree", budget] = [r for one in recordings for r in one.tree_rounds(budget)]
@@ -217,17 +218,16 @@ def advise_on(
 def _speedups(
     pair: Pair, prompts: Sequence[Prompt], advice: Advice, settings: dict[str, Any]
 ) -> dict[str, float]:
-    """Speed-ups over plain decoding of each choice, prompt by prompt in turns; the median."""
+    """Speed-ups over plain decoding of each choice, after the prefill, prompt by prompt in turns; the median."""
     ups: dict[str, list[float]] = {}
     for i, prompt in enumerate(prompts):
-        speeds = {}
+        seconds = {}
         for choice in _turned(advice.choices, i):
             budget: dict[str, Any] = {} if choice.tree_budget is None else {"tree_budget": choice.tree_budget}
-            speeds[choice.label] = generate(
-                pair, prompt, choice.method, **budget, **settings
-            ).tokens_per_second
-        for label, speed in speeds.items():
-            ups.setdefault(label, []).append(speed / speeds[AUTOREGRESSIVE])
+            made = generate(pair, prompt, choice.method, **budget, **settings)
+            seconds[choice.label] = made.seconds - made.prefill_seconds  # of the same tokens
+        for label, taken in seconds.items():
+            ups.setdefault(label, []).append(seconds[AUTOREGRESSIVE] / taken)
     return {label: float(np.median(values)) for label, values in ups.items()}
 
 
