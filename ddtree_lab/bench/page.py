@@ -25,8 +25,8 @@ BOUNDS = """What is not reached, and why:
 
 * *Builder after top-k*: what is left there is the heap itself, a microsecond or so a node in Python, and a tenth of it
   is less than an interpreted loop can do. Level by level in numpy, some 15 array calls a level, was slower than the
-  heap on distributions like a drafter's. Compiled by numba (`pip install 'ddtree-lab[fast]'`) it is reached; importing
-  numba and loading what it compiled costs 0.3 s a process, compiling it some seconds once a machine, so it is
+  heap on distributions like a drafter's. Compiled by numba (`pip install 'ddtree-lab[fast]'`) it is reached. Importing
+  numba and loading what it compiled costs half a second a process, compiling it some five once a machine, so it is
   asked for after 400,000 nodes: 400 trees of 1,024, or 12,500 of 32. Sorting the vocabulary costs several
   times as much as the heap, so that is what was made smaller: 64 ranks are tried first, by blocks.
 * *Round without verify*: most of it is the drafter's own arithmetic, its pass over the block (*draft*) and its keys
