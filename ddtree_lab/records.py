@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 TEXT_WIDTH = 100
 # What a mark becomes where only ASCII is allowed; always one column, so that tables stay in line. Anything else, such
 # as a letter of a token's text, becomes its escape.
-PLAIN = dict(zip("●○◆◌·×→–…✓✗★␣↵⇥␍‹›∅’“”█▒░−", "@o@o.x>-~+-*_$><<>0'\"\"#=:-", strict=True))
+PLAIN = dict(zip("●○◆◌·×→–…✓✗★␣↵⇥␍‹›∅’“”█▒░−", '@o@o.x>-~+-*_$><<>0\'""#=:-', strict=True))
 
 
 def _plain(error: UnicodeError) -> tuple[str, int]:

@@ -34,7 +34,9 @@ def load(path: str, run: int | None = None) -> Trace:
         raise UsageError(str(fault)) from fault
 
 
-RUN_HELP = "which run of a file that the published code saved with several, counted from 1 (default: the first)"
+RUN_HELP = (
+    "which run of a file that the published code saved with several, counted from 1 (default: the first)"
+)
 
 
 def round_index(trace: Trace, number: int | None) -> int | None:
