@@ -47,7 +47,7 @@ lab: .venv/.notebook
 notebooks: .venv/.notebook
 	$(BIN)/python notebooks/build.py $(ARGS)
 
-# Every figure of docs/performance.md, on an idle machine: about ten minutes.
+# Every figure of docs/performance.md, on an idle machine: about a quarter of an hour.
 BENCH := OMP_NUM_THREADS=1 $(BIN)/ddtree-lab bench
 bench: .venv/.notebook
 	rm -rf build/bench

@@ -62,6 +62,7 @@ GOALS = (
     ),
     Goal("mask, of a verify pass", 0.02, dict(bench="stage", case="mask", **_EMBEDDED)),
     Goal("commit, of a verify pass", 0.05, dict(bench="stage", case="commit", **_EMBEDDED)),
+    Goal("commit, hidden 1024", 0.05, dict(bench="stage", case="commit", subject="hidden 1024", nodes=65)),
     Goal("session back, of its step", 0.01, dict(bench="session", case="back")),
     Goal("round without verify, of the round", 0.25, dict(bench="round", case="all but verify")),
     Goal("import ddtree_lab, seconds", 0.2, dict(bench="start", case="import ddtree_lab"), value=_seconds),

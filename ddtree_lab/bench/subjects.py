@@ -85,4 +85,9 @@ def random_hybrid(
         max_position_embeddings=16384,
     )  # fmt: skip
     torch.manual_seed(0)
-    return Qwen3_5ForCausalLM(config).to(dtype).eval().requires_grad_(False)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)  # made in it: a wide model in float32 would be twice the size on the way
+    try:
+        return Qwen3_5ForCausalLM(config).to(dtype).eval().requires_grad_(False)
+    finally:
+        torch.set_default_dtype(before)

@@ -198,14 +198,13 @@ def _micro(args: argparse.Namespace, console: Console) -> int:
 def _micro_rows(args: argparse.Namespace) -> Iterator[Row]:
     from ddtree_lab.bench import micro
     from ddtree_lab.bench.growth import bench_growth
-    from ddtree_lab.bench.subjects import make_subject, random_hybrid
+    from ddtree_lab.bench.subjects import make_subject
     from ddtree_lab.pair import bundled_prompts
 
     repeats = 3 if args.quick else 40
     pair = load_pair_named(args)
     if args.target is not None:
-        label = "27B width" if pair.embeddings.hidden_size == 5120 else pair.name
-        yield from micro.bench_verify(make_subject(label, pair.target), 65, repeats=max(3, repeats // 8))
+        yield from micro.bench_verify(make_subject(pair.name, pair.target), 65, repeats=max(3, repeats // 8))
         return
     subject = make_subject("embedded", pair.target)
     yield from micro.bench_verify(subject, 33, repeats=3 * repeats)
@@ -221,7 +220,24 @@ def _micro_rows(args: argparse.Namespace) -> Iterator[Row]:
     yield from micro.bench_start(3 if args.quick else 7)
     if not args.quick:
         yield from bench_growth(pair)
-        yield from micro.bench_verify(make_subject("hidden 1024", random_hybrid()), 65, repeats=12)
+        for label, target, repeats in _wider_targets():
+            wider = make_subject(label, target)
+            yield from micro.bench_verify(wider, 65, repeats=repeats)
+            yield from micro.bench_mask_and_commit(wider, 65, repeats)
+            del wider, target  # the next one is larger
+
+
+def _wider_targets() -> Iterator[tuple[str, Any, int]]:
+    """Random targets of real widths, with how often to run them; the last one where there is the memory for it."""
+    import torch
+
+    from ddtree_lab.bench.micro import PUBLISHED_VOCABULARY
+    from ddtree_lab.bench.rows import machine
+    from ddtree_lab.bench.subjects import random_hybrid
+
+    yield "hidden 1024", random_hybrid(), 12
+    if machine()["memory_gib"] >= 16:
+        yield "27B width", random_hybrid(5120, 4, PUBLISHED_VOCABULARY, torch.bfloat16), 7
 
 
 def _advise(args: argparse.Namespace, console: Console) -> int:

@@ -278,13 +278,11 @@ def fork_cache(cache: Cache, *, clone_states: bool = True) -> Cache:
 def _fork_layer(layer: Any, clone_states: bool) -> Any:
     if not isinstance(layer, DynamicLayer) and not is_recurrent(layer):
         return copy.deepcopy(layer)
-    twin = copy.copy(layer)
+    twin = copy.copy(layer)  # shares every tensor
     for name, value in vars(layer).items():
-        if name in ("keys", "values"):
-            continue  # shared
         if isinstance(value, dict):
             setattr(twin, name, {key: _maybe_clone(held, clone_states) for key, held in value.items()})
-        else:
+        elif clone_states and name not in ("keys", "values"):
             setattr(twin, name, _maybe_clone(value, clone_states))
     return twin
 
