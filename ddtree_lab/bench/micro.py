@@ -50,9 +50,18 @@ def timing_rows(timings: Timings, to: str, **common: Any) -> Iterator[Row]:
 
 
 def bench_verify(
-    subject: Subject, num_nodes: int, methods: Sequence[str] = ("tree",), repeats: int = 20
+    subject: Subject,
+    num_nodes: int,
+    methods: Sequence[str] = ("tree",),
+    repeats: int = 20,
+    *,
+    with_floor: bool = False,
 ) -> Iterator[Row]:
-    """A tree pass against the library's forward of the same tokens, and against the slow exact methods."""
+    """A tree pass against the library's forward of the same tokens, and against the slow exact methods.
+
+    Args:
+        with_floor: also the linear layers alone, which every pass over these rows runs.
+    """
     tree = subject.tree(num_nodes)
     ids = torch.from_numpy(tree.token_ids)[None]
 
@@ -64,11 +73,27 @@ def bench_verify(
         return lambda: verify_tree(subject.target, subject.cache, tree, method)
 
     cases: dict[str, Prepare] = {"plain": plain, **{method: ready(verify(method)) for method in methods}}
+    if with_floor:
+        cases["linear layers"] = ready(_linear_layers(subject.target, tree.num_nodes))
     timings = interleaved(cases, repeats)
     there = subject.tensors()
     for row in timing_rows(timings, "plain", bench="verify", subject=subject.label, nodes=tree.num_nodes):
         peak = peak_bytes(cases[row["case"]](), there)
         yield {**row, "peak_bytes": peak, "context": subject.num_prompt_tokens}
+
+
+def _linear_layers(target: Any, num_rows: int) -> Callable[[], None]:
+    """Every linear layer of a target, head included, on so many rows."""
+    layers = [module for module in target.modules() if isinstance(module, torch.nn.Linear)]
+    rows = {
+        layer.in_features: torch.randn(1, num_rows, layer.in_features).to(target.dtype) for layer in layers
+    }
+
+    def run() -> None:
+        for layer in layers:
+            layer(rows[layer.in_features])
+
+    return run
 
 
 def bench_tree(budget: int, vocab_size: int = PUBLISHED_VOCABULARY, repeats: int = 5) -> Iterator[Row]:

@@ -222,7 +222,7 @@ def _micro_rows(args: argparse.Namespace) -> Iterator[Row]:
         yield from bench_growth(pair)
         for label, target, repeats in _wider_targets():
             wider = make_subject(label, target)
-            yield from micro.bench_verify(wider, 65, repeats=repeats)
+            yield from micro.bench_verify(wider, 65, repeats=repeats, with_floor=True)
             yield from micro.bench_mask_and_commit(wider, 65, repeats)
             del wider, target  # the next one is larger
 
