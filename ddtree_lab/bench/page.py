@@ -29,8 +29,8 @@ BOUNDS = """What is not reached, and why:
   numba and loading what it compiled costs half a second a process, compiling it some five once a machine, so it is
   asked for after 400,000 nodes: 400 trees of 1,024, or 12,500 of 32. Sorting the vocabulary costs several
   times as much as the heap, so that is what was made smaller: 64 ranks are tried first, by blocks.
-* *Verify at the 27B's width*: see *linear layers* there, which any pass over these rows runs. What is left for a tree pass
-  to save is the difference between them and the plain forward.
+* *Verify at the 27B's width*: see *linear layers* there, which any pass over these rows runs. What a tree pass can save
+  is what they leave of the plain forward.
 * *Commit*: some ten tensor operations of a few microseconds each a recurrent layer, and the checks before them. On the
   embedded pair, whose whole pass takes ten milliseconds, that is more than 5 %; see the wider targets under *Other
   stages*.
