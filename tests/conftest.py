@@ -11,6 +11,11 @@ settings.load_profile("lab")
 torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else min(2, torch.get_num_threads()))
 
 
+def pytest_collection_modifyitems(items):
+    """The doctor's matrix first: it takes minutes on one core, during which the other workers do the rest."""
+    items.sort(key=lambda item: "test_doctor_matrix" not in item.nodeid)
+
+
 def pytest_sessionfinish(session):
     """A worker of pytest-xdist hands its errors to the process that prints the summary."""
     if hasattr(session.config, "workeroutput"):
