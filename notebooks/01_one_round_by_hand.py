@@ -36,16 +36,13 @@ logging.set_verbosity_error()  # no word on kernels that a CPU does not have
 logging.disable_progress_bar()  # no bar for a file of a few megabytes
 
 pair = dl.load_pair()
+# pair = dl.load_pair("Qwen/Qwen3.6-27B", "z-lab/Qwen3.6-27B-DFlash", device_map="auto")
 pair
 
 # %% [markdown]
 # That is the *embedded pair*: a target with the architecture of Qwen3.5/3.6, and a DFlash drafter that was trained for it.
-# Both are tiny and come with the package. With enough memory, this one line makes the whole notebook run on a real pair
-# (the numbers in it will be other numbers, the statements hold):
-#
-# ```python
-# pair = dl.load_pair("Qwen/Qwen3.6-27B", "z-lab/Qwen3.6-27B-DFlash", device_map="auto")
-# ```
+# Both are tiny and come with the package. With enough memory, the line that is commented out makes the whole notebook run
+# on a real pair (the numbers in it will be other numbers, the statements hold).
 #
 # ## Prefill: the prompt goes in once
 #
