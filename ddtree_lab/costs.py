@@ -124,9 +124,8 @@ def measure_costs(pair: Pair, repeats: int = 6, num_prompt_tokens: int = NUM_PRO
         runs.append(whole(num_rows - 1))
         turns[0].append(_seconds(runs[-1]))
         is_too_dear = turns[0][-1] > (drafter.num_draft_positions + 1) * turns[0][0] / PLAIN_STEPS
-        if is_too_dear and not is_tensor_parallel(
-            target
-        ):  # processes in step cannot go by clocks of their own
+        # Processes in step cannot go by clocks of their own.
+        if is_too_dear and not is_tensor_parallel(target):
             break
     turns += [[_seconds(run) for run in runs] for _ in range(repeats)]
     plain_seconds, draft_seconds, *seconds = np.quantile(turns, 0.25, axis=0).tolist()

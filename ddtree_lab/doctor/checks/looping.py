@@ -110,14 +110,20 @@ def executed_paths(exam: Examination) -> Iterator[Finding]:
     yield finding
 
 
+def _read(args: Any, kwargs: Any) -> Tensor:
+    """What a call of a decoder reads: ids [batch, rows], or their embeddings [batch, rows, hidden]."""
+    named = (kwargs.get(name) for name in ("inputs_embeds", "input_ids"))
+    found = next((read for read in named if read is not None), None)
+    return args[0] if found is None else found
+
+
 @contextmanager
 def counted_rows(target: Any) -> Iterator[list[int]]:
     """Tokens in each pass of the target's decoder, those of all batch rows together."""
     passes: list[int] = []
 
     def count(module: Any, args: Any, kwargs: Any) -> None:
-        ids, embedded = kwargs.get("input_ids"), kwargs.get("inputs_embeds")
-        read = args[0] if ids is None and embedded is None else (embedded if ids is None else ids)
+        read = _read(args, kwargs)
         passes.append(read.shape[0] * read.shape[1])
 
     handle = target.get_decoder().register_forward_pre_hook(count, with_kwargs=True)
@@ -188,8 +194,7 @@ def saying(exam: Examination, tokens: Mapping[int, int]) -> Iterator[None]:
     def note(module: Any, args: Any, kwargs: Any) -> None:
         given = kwargs.get("position_ids")
         if given is None:  # the first forward of a text
-            read = kwargs.get("input_ids") if kwargs.get("inputs_embeds") is None else kwargs["inputs_embeds"]
-            given = torch.arange((args[0] if read is None else read).shape[1])[None]
+            given = torch.arange(_read(args, kwargs).shape[1])[None]
         positions[:] = [given[0] if given.ndim == 3 else given]
 
     def bias_target(module: Any, args: Any, logits: Tensor) -> Tensor:

@@ -119,9 +119,7 @@ def prompt_modes(exam: Examination) -> Iterator[Finding]:
         is_examined = ids == exam.material.prompt
         material = exam.material if is_examined else Material(exam.pair, ids)
         examined = name if is_examined else examined
-        kept[name] = Acceptance(
-            *zip(*rounds_on_clean_text(Examination(material, exam.port.inner)), strict=True)
-        )
+        kept[name] = Acceptance(*zip(*rounds_on_clean_text(_same_port(exam, material)), strict=True))
         exam.material.truth.num_forwards += 0 if is_examined else material.truth.num_forwards
     means = {name: each.emitted_tokens for name, each in kept.items()}
     best = max(kept, key=lambda name: means[name])
