@@ -77,6 +77,7 @@ def _agreed(pair: Pair, costs: RoundCosts) -> RoundCosts:
     return agreed[0]
 
 
+@torch.inference_mode()  # as `generate` runs
 def measure_costs(pair: Pair, repeats: int = 6, num_prompt_tokens: int = NUM_PROMPT_TOKENS) -> RoundCosts:
     """Time rounds of growing size after a prompt of arbitrary tokens.
 

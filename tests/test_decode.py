@@ -189,3 +189,24 @@ def test_decoding_in_inference_mode_gives_the_same(pair):
     expected = dl.generate(pair, [5, 6, 7], max_new_tokens=12)
     with torch.inference_mode():
         assert dl.generate(pair, [5, 6, 7], max_new_tokens=12).token_ids == expected.token_ids
+
+
+@pytest.mark.parametrize(
+    "settings", [dict(method="autoregressive"), dict(temperature=1.0), dict(tree_budget="auto")]
+)
+def test_nothing_of_inference_mode_is_left_behind(pair, settings):
+    told = []
+    dl.generate(
+        pair, [5, 6, 7], max_new_tokens=12, **settings,
+        on_tokens=lambda tokens: told.append((torch.is_inference_mode_enabled(), torch.is_grad_enabled())),
+    )  # fmt: skip
+    assert set(told) == {(False, True)}
+    for model in (pair.target, pair.drafter):
+        assert not any(t.is_inference() for t in (*model.parameters(), *model.buffers()))
+    # A session continues from tensors that it may write, and a target can still be trained.
+    session = dl.Session(pair, [5, 6, 7], temperature=settings.get("temperature", 0.0))
+    session.run(rounds=1)
+    assert not session.records["verify"].logits.is_inference()
+    embedded = pair.target.get_input_embeddings()(torch.tensor([[5, 6, 7]])).requires_grad_()
+    pair.target(inputs_embeds=embedded).logits.sum().backward()
+    assert embedded.grad is not None and embedded.grad.abs().sum() > 0
