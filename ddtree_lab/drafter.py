@@ -33,15 +33,15 @@ __all__ = ["DFlashConfig", "DFlashDrafter", "DrafterContext"]
 
 @dataclass(frozen=True)
 class DrafterContext:
-    """What the drafter remembers of committed tokens: per layer, roped keys and values.
+    """What the drafter remembers of committed tokens: every layer's roped keys and values.
 
     Never changed in place: `DFlashDrafter.extend_context` returns a longer one, so an older
     context stays valid and going back costs nothing. The rows of a drafted block (noise) are
     never stored. After a round it holds one row for each committed token but the anchor.
     """
 
-    keys: tuple[Float[Tensor, "batch kv_heads rows head_dim"], ...]
-    values: tuple[Float[Tensor, "batch kv_heads rows head_dim"], ...]
+    keys: Float[Tensor, "layer batch kv_heads rows head_dim"]
+    values: Float[Tensor, "layer batch kv_heads rows head_dim"]
     position_ids: Int[Tensor, "batch rows"]
 
     @property
@@ -66,13 +66,14 @@ class DFlashAttention(nn.Module):
         self.q_norm = nn.RMSNorm(head_dim, eps=config.rms_norm_eps)
         self.k_norm = nn.RMSNorm(head_dim, eps=config.rms_norm_eps)
 
-    def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.head_dim))  # (B, rows, heads, head_dim)
+    def heads(self, x: Tensor) -> Tensor:
+        """A projection's (B, rows, heads · head_dim) as (B, rows, heads, head_dim)."""
+        return x.unflatten(-1, (-1, self.head_dim))
 
     def keys_values(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Roped keys and values of rows `x` (B, rows, H) → two of (B, kv_heads, rows, head_dim)."""
-        keys = self.k_norm(self._heads(self.k_proj(x))).transpose(1, 2)
-        values = self._heads(self.v_proj(x)).transpose(1, 2)
+        keys = self.k_norm(self.heads(self.k_proj(x))).transpose(1, 2)
+        values = self.heads(self.v_proj(x)).transpose(1, 2)
         return _rotated(keys, rope), values
 
     def forward(
@@ -82,7 +83,7 @@ class DFlashAttention(nn.Module):
         context: tuple[Tensor, Tensor],
         mask: Tensor | None,
     ) -> Tensor:
-        queries = self.q_norm(self._heads(self.q_proj(x))).transpose(1, 2)
+        queries = self.q_norm(self.heads(self.q_proj(x))).transpose(1, 2)
         queries = _rotated(queries, rope)
         keys, values = self.keys_values(x, rope)
         out = F.scaled_dot_product_attention(
@@ -222,16 +223,23 @@ class DFlashDrafter(nn.Module):
                 "was it trained for another target?"
             )
         fused = self.hidden_norm(self.fc(taps.to(self.dtype)))  # (B, rows, H), shared by every layer
-        rope = self.rotary_emb(fused, position_ids)
-        new = [layer.self_attn.keys_values(fused, rope) for layer in self._layers]
+        keys, values = self._keys_values(fused, self.rotary_emb(fused, position_ids))
         if context is None:
-            keys, values = zip(*new, strict=True)
-            return DrafterContext(tuple(keys), tuple(values), position_ids)
+            return DrafterContext(keys, values, position_ids)
         return DrafterContext(
-            tuple(torch.cat([old, k], dim=2) for old, (k, _) in zip(context.keys, new, strict=True)),
-            tuple(torch.cat([old, v], dim=2) for old, (_, v) in zip(context.values, new, strict=True)),
+            torch.cat([context.keys, keys], dim=3),
+            torch.cat([context.values, values], dim=3),
             torch.cat([context.position_ids, position_ids], dim=1),
         )
+
+    def _keys_values(self, fused: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """`DFlashAttention.keys_values` of every layer, which all see the same rows: two of (L, B, kv_heads, rows, d)."""
+        layers = [layer.self_attn for layer in self._layers]
+        keys = torch.stack([layer.heads(layer.k_proj(fused)) for layer in layers])  # (L, B, rows, kv_heads, d)
+        values = torch.stack([layer.heads(layer.v_proj(fused)) for layer in layers])
+        weights = torch.stack([layer.k_norm.weight for layer in layers])[:, None, None, None]
+        keys = F.rms_norm(keys, keys.shape[-1:], eps=self.config.rms_norm_eps) * weights
+        return _rotated(keys.transpose(2, 3), rope), values.transpose(2, 3)
 
     def denoise(
         self,

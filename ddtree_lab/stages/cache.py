@@ -278,12 +278,14 @@ def fork_cache(cache: Cache, *, clone_states: bool = True) -> Cache:
 def _fork_layer(layer: Any, clone_states: bool) -> Any:
     if not isinstance(layer, DynamicLayer) and not is_recurrent(layer):
         return copy.deepcopy(layer)
-    twin = copy.copy(layer)  # shares every tensor
+    held = dict(vars(layer))  # shares every tensor
     for name, value in vars(layer).items():
         if isinstance(value, dict):
-            setattr(twin, name, {key: _maybe_clone(held, clone_states) for key, held in value.items()})
+            held[name] = {key: _maybe_clone(state, clone_states) for key, state in value.items()}
         elif clone_states and name not in ("keys", "values"):
-            setattr(twin, name, _maybe_clone(value, clone_states))
+            held[name] = _maybe_clone(value, clone_states)
+    twin = object.__new__(type(layer))  # as copy.copy would, at a third of its time
+    vars(twin).update(held)
     return twin
 
 

@@ -34,9 +34,8 @@ def commit_path(
     Raises:
         ValueError: no root path of the verified tree, or the cache has moved on since.
     """
-    check_cache(target, cache)
     nodes = check_path(verification.tree, path)
-    _check_fresh(cache, verification)
+    _check_fresh(target, cache, verification)
     fork = fork_cache(cache, clone_states=verification.method == "paths")
     if verification.grown is not None and len(nodes) == verification.tree.num_nodes:
         fork = fork_cache(verification.grown)
@@ -61,17 +60,22 @@ def check_path(tree: DraftTree, path: Sequence[int]) -> list[int]:
     return nodes
 
 
-def _check_fresh(cache: Cache, verification: Verification) -> None:
-    now = fingerprint(cache)
-    same = len(now) == len(verification.committed) and all(
-        tensor is then and version == version_then
-        for (tensor, version), (then, version_then) in zip(now, verification.committed, strict=True)
-    )
-    if not same:
+def _check_fresh(target: PreTrainedModel, cache: Cache, verification: Verification) -> None:
+    """That the cache holds the very tensors of the verification, which has checked them."""
+    if not isinstance(cache, Cache) or not _is_unchanged(cache, verification):
+        check_cache(target, cache)  # says more where it is no cache of this target
         raise ValueError(
             f"verification was made when the cache held {verification.past_length} tokens; it holds "
             f"{cache_length(cache)} now and has been written since. Verify the tree again before committing."
         )
+
+
+def _is_unchanged(cache: Cache, verification: Verification) -> bool:
+    now = fingerprint(cache)
+    return len(now) == len(verification.committed) and all(
+        tensor is then and version == version_then
+        for (tensor, version), (then, version_then) in zip(now, verification.committed, strict=True)
+    )
 
 
 def _take_rows(fork: Cache, verification: Verification, nodes: list[int]) -> None:

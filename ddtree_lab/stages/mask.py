@@ -130,6 +130,5 @@ def build_mask_naive(
 
 
 def _additive(visible: np.ndarray, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    allowed = torch.from_numpy(np.ascontiguousarray(visible)).to(device)
-    mask = torch.zeros(visible.shape, dtype=dtype, device=device)
-    return mask.masked_fill_(~allowed, torch.finfo(dtype).min)[None, None]
+    hidden = torch.from_numpy(~visible).to(device=device, dtype=dtype)  # 1 where a row may not look
+    return hidden.mul_(torch.finfo(dtype).min)[None, None]

@@ -18,13 +18,13 @@ from ddtree_lab.stages.tree import BestFirst
 
 def best_first_compiled(log_probs: np.ndarray, budget: int, more_ranks: bool = False) -> BestFirst | None:
     """As `tree.best_first_heap`."""
-    if not log_probs.size or budget <= 0:
-        nothing = np.zeros(0, dtype=np.int64)
-        return nothing, nothing, nothing, np.zeros(0)
+    budget = max(budget, 0) if log_probs.size else 0
     popped, nodes, above, depths, ranks, scores = _grow(log_probs.astype(np.float64), budget, more_ranks)
     if not len(popped):
         return None
-    return nodes[above[popped]], depths[popped], ranks[popped], scores[popped]
+    parents = nodes[above[popped]]
+    parents[0] = -1  # of the root
+    return parents, depths[popped], ranks[popped], scores[popped]
 
 
 @njit(cache=True)
@@ -32,20 +32,21 @@ def best_first_compiled(log_probs: np.ndarray, budget: int, more_ranks: bool = F
 def _grow(log_probs, budget, more_ranks):
     """Candidates in the order they are popped (none where ranks are missing), node of each candidate, and the arrays.
 
-    Candidate 0 is the root, node 0.
+    Candidate 0 is the root, node 0, popped before all others.
     """
     num_depths, width = log_probs.shape
     most = 2 * budget + 2  # each pop makes two candidates at most
     scores, depths = np.zeros(most), np.zeros(most, np.int64)
     ranks, above, nodes = np.zeros(most, np.int64), np.zeros(most, np.int64), np.zeros(most, np.int64)
-    heap, popped = np.empty(most, np.int64), np.empty(budget, np.int64)
-    scores[1], depths[1], heap[0] = log_probs[0, 0], 1, 1
-    in_heap, made, done = 1, 2, 0
-    while in_heap and done < budget:
+    heap, popped = np.empty(most, np.int64), np.zeros(budget + 1, np.int64)
+    ranks[0], in_heap, made, done = -1, 0, 1, 1
+    if budget:
+        scores[1], depths[1], heap[0] = log_probs[0, 0], 1, 1
+        in_heap, made = 1, 2
+    while in_heap and done <= budget:
         best = heap[0]
-        popped[done] = best
+        popped[done], nodes[best] = best, done
         done += 1
-        nodes[best] = done
         depth, rank = depths[best], ranks[best] + 1
         if rank < width:  # its next sibling takes its place
             scores[made] = scores[above[best]] + log_probs[depth - 1, rank]

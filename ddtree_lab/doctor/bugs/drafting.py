@@ -98,9 +98,7 @@ def prompt_missing(port: BuggyPort) -> Switch:
 
 def _rows(context: DrafterContext, kept: slice) -> DrafterContext:
     return DrafterContext(
-        tuple(keys[:, :, kept] for keys in context.keys),
-        tuple(values[:, :, kept] for values in context.values),
-        context.position_ids[:, kept],
+        context.keys[..., kept, :], context.values[..., kept, :], context.position_ids[:, kept]
     )
 
 
@@ -135,12 +133,12 @@ def noise_kept(port: BuggyPort) -> Iterator[None]:
 
 
 def _with_noise(context: DrafterContext, noise: list[tuple[Tensor, Tensor]]) -> DrafterContext:
-    keys, values = zip(*noise, strict=True)
+    keys, values = (torch.stack(layers) for layers in zip(*noise, strict=True))  # (L, B, heads, rows, d)
     start = context.num_rows
-    positions = torch.arange(start, start + keys[0].shape[2], device=context.position_ids.device)[None]
+    positions = torch.arange(start, start + keys.shape[3], device=context.position_ids.device)[None]
     return DrafterContext(
-        tuple(torch.cat(both, dim=2) for both in zip(context.keys, keys, strict=True)),
-        tuple(torch.cat(both, dim=2) for both in zip(context.values, values, strict=True)),
+        torch.cat([context.keys, keys], dim=3),
+        torch.cat([context.values, values], dim=3),
         torch.cat([context.position_ids, positions], dim=1),
     )
 
