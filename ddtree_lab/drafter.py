@@ -233,9 +233,11 @@ class DFlashDrafter(nn.Module):
         )
 
     def _keys_values(self, fused: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """`DFlashAttention.keys_values` of every layer, which all see the same rows: two of (L, B, kv_heads, rows, d)."""
+        """`keys_values` of every layer, which all see the same rows: two of (L, B, kv_heads, rows, d)."""
         layers = [layer.self_attn for layer in self._layers]
-        keys = torch.stack([layer.heads(layer.k_proj(fused)) for layer in layers])  # (L, B, rows, kv_heads, d)
+        keys = torch.stack(
+            [layer.heads(layer.k_proj(fused)) for layer in layers]
+        )  # (L, B, rows, kv_heads, d)
         values = torch.stack([layer.heads(layer.v_proj(fused)) for layer in layers])
         weights = torch.stack([layer.k_norm.weight for layer in layers])[:, None, None, None]
         keys = F.rms_norm(keys, keys.shape[-1:], eps=self.config.rms_norm_eps) * weights

@@ -18,6 +18,8 @@ from checks import (
 )
 from models import causal_lm, dense, has_its_own_cache, hybrid, random_ids, random_tree, wrapped_hybrid
 
+from ddtree_lab.compat import layer_tensors
+from ddtree_lab.recurrent import factors as factors_module
 from ddtree_lab.stages.cache import cache_length, fork_cache, make_cache
 from ddtree_lab.stages.commit import commit_path
 from ddtree_lab.stages.forward import continue_target
@@ -252,3 +254,33 @@ def test_a_part_of_one_path_by_paths_is_run_again():
     commit_path(target, cache, verify_tree(target, cache, tree, "paths"), [0, 1])
     expected = filled_cache(target, torch.cat([random_ids(9), path_ids(tree, [0, 1])], 1))
     check_same_cache(cache, expected)
+
+
+@pytest.mark.parametrize("layers_at_once", [1, 2, 100])
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5-conv5", "qwen3_5_moe", "qwen3_next"])
+def test_layers_committed_at_once_are_as_committed_alone(name, layers_at_once, monkeypatch):
+    target, tree = build(name), random_tree("bushy", 12)
+    cache = filled_cache(target, random_ids(9))
+    verification = verify_tree(target, cache, tree)
+    state_bytes = next(iter(verification.factors.values())).delta.initial_state.nbytes
+    monkeypatch.setattr(factors_module, "JOINED_BYTES", layers_at_once * state_bytes)
+    for node in (0, 1, 5, 11):
+        together, alone_ = fork_cache(cache, clone_states=False), fork_cache(cache, clone_states=False)
+        commit_path(target, together, verification, tree.path(node))
+        for i, left in verification.factors.items():
+            left.commit(alone_.layers[i], tree.path(node))
+            for state, expected in zip(
+                layer_tensors(together.layers[i]).values(),
+                layer_tensors(alone_.layers[i]).values(),
+                strict=True,
+            ):
+                torch.testing.assert_close(state, expected, rtol=0, atol=1e-6)
+
+
+def test_a_layer_of_another_shape_is_committed_apart():
+    target, other = hybrid(4, 2, 2), hybrid(4, 1, 4)
+    target.model.layers[1] = other.model.layers[1]  # half the key heads
+    tree = random_tree("bushy", 10)
+    cache, ids = filled_cache(target, random_ids(9)), random_ids(9)
+    commit_path(target, cache, verify_tree(target, cache, tree), tree.path(9))
+    check_same_cache(cache, filled_cache(target, text_after(ids, tree, tree.path(9))), "another shape")

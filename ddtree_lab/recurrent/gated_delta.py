@@ -43,16 +43,34 @@ class DeltaFactors:
     initial_state: Float[Tensor, "head key_dim value_dim"]
 
     def state_after(self, path: Sequence[int] | Tensor) -> Float[Tensor, "head key_dim value_dim"]:
-        """The state after the last node of a root path: S_a = e^{G_a} S_0 + Σ_j D_aj k_j u_jᵀ.
+        """The state after the last node of a root path."""
+        return self.along(path).last_state()
 
-        Only the accepted path is summed: committing does not touch the rest of the tree.
-        """
+    def along(self, path: Sequence[int] | Tensor) -> DeltaFactors:
+        """The factors of a root path's nodes: committing does not touch the rest of the tree."""
         nodes = torch.as_tensor(path, device=self.keys.device)
-        log_decay = self.log_decays.index_select(1, nodes)[..., None]  # (H, P, 1)
-        last = log_decay[:, -1:]
-        updates = self.updates.index_select(1, nodes).mul_(torch.exp(last - log_decay))
-        keys = _per_head(self.keys.index_select(1, nodes), len(self.updates) // len(self.keys))
+        keys, updates = self.keys.index_select(1, nodes), self.updates.index_select(1, nodes)
+        return DeltaFactors(keys, updates, self.log_decays.index_select(1, nodes), self.initial_state)
+
+    def last_state(self) -> Float[Tensor, "head key_dim value_dim"]:
+        """The state after the last of nodes that are one path: S_a = e^{G_a} S_0 + Σ_j D_aj k_j u_jᵀ."""
+        log_decays = self.log_decays[..., None]  # (H, P, 1)
+        last = log_decays[:, -1:]
+        updates = self.updates * torch.exp(last - log_decays)
+        keys = _per_head(self.keys, len(self.updates) // len(self.keys))
         return torch.baddbmm(torch.exp(last) * self.initial_state.to(updates.dtype), keys.mT, updates)
+
+    @classmethod
+    def joined(cls, layers: Sequence[DeltaFactors]) -> DeltaFactors:
+        """Layers of one shape as a single one with all of their heads, since no head looks at another."""
+        if len(layers) == 1:
+            return layers[0]
+        return cls(
+            torch.cat([layer.keys for layer in layers]),
+            torch.cat([layer.updates for layer in layers]),
+            torch.cat([layer.log_decays for layer in layers]),
+            torch.cat([layer.initial_state for layer in layers]),
+        )
 
 
 def tree_delta_rule(

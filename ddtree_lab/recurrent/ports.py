@@ -8,9 +8,8 @@ A new architecture needs a subclass that shows its difference and one `register_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -20,21 +19,14 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
-from ddtree_lab.compat import get_state, set_state
-from ddtree_lab.recurrent.conv import tree_conv, window_after
-from ddtree_lab.recurrent.gated_delta import DeltaFactors, tree_delta_rule
+from ddtree_lab.compat import get_state
+from ddtree_lab.recurrent.conv import tree_conv
+from ddtree_lab.recurrent.factors import Factors, GatedDeltaFactors
+from ddtree_lab.recurrent.gated_delta import tree_delta_rule
 from ddtree_lab.recurrent.naive import tree_conv_scan, tree_scan
 from ddtree_lab.recurrent.topology import TreeTopology
 
 _MISSING = object()
-
-
-@runtime_checkable
-class Factors(Protocol):
-    """What a port's pass leaves for the commit."""
-
-    def commit(self, layer: Any, path: Sequence[int] | Tensor) -> None:
-        """Put the states after a root path into a cache layer, as new tensors."""
 
 
 @runtime_checkable
@@ -56,20 +48,6 @@ class RecurrentPort(Protocol):
             layer: its cache layer with the committed state; read, not written.
             scan: use the naive recurrences.
         """
-
-
-@dataclass(frozen=True, eq=False)
-class GatedDeltaFactors:
-    """Factors of a Gated DeltaNet layer: of its state, and the inputs of its convolution."""
-
-    delta: DeltaFactors
-    conv_inputs: Float[Tensor, "node channel"]
-
-    def commit(self, layer: Any, path: Sequence[int] | Tensor) -> None:
-        window = get_state(layer, "conv_states")  # (1, C, K)
-        state = get_state(layer, "recurrent_states")  # (1, H, d_k, d_v)
-        set_state(layer, "conv_states", window_after(self.conv_inputs, window[0], path)[None])
-        set_state(layer, "recurrent_states", self.delta.state_after(path).to(state.dtype)[None])
 
 
 class GatedDeltaPort:

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from ddtree_lab.compat import set_state
+from ddtree_lab.recurrent.factors import commit_factors
 from ddtree_lab.stages.cache import cache_length, check_cache, fork_cache
 from ddtree_lab.stages.forward import continue_target
 from ddtree_lab.stages.tree import DraftTree
@@ -83,8 +84,7 @@ def _take_rows(fork: Cache, verification: Verification, nodes: list[int]) -> Non
     for i, (keys, values) in verification.rows.items():
         taken = path.to(keys.device)
         fork.layers[i].update(keys.index_select(2, taken), values.index_select(2, taken))
-    for i, factors in verification.factors.items():
-        factors.commit(fork.layers[i], path)
+    commit_factors(fork.layers, verification.factors, path)
     for i, states in verification.states.items():
         for name, _, tensor in states:
             set_state(fork.layers[i], name, tensor)

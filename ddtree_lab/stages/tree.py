@@ -271,7 +271,9 @@ def _top(logits: Tensor, width: int) -> tuple[np.ndarray, np.ndarray]:
     import torch
 
     at_once = max(1, CACHED_LOGITS // logits.shape[1])
-    _, token_ids = top_logits(logits, max(1, min(width, logits.shape[1])))  # one at least, to see what is broken
+    _, token_ids = top_logits(
+        logits, max(1, min(width, logits.shape[1]))
+    )  # one at least, to see what is broken
     chunks = zip(logits.split(at_once), token_ids.split(at_once), strict=True)
     log_probs = torch.cat([rows.float().log_softmax(-1).gather(1, ids) for rows, ids in chunks]).cpu().numpy()
     if np.isnan(log_probs).any():  # in softmax one such logit makes all of its row NaN

@@ -29,7 +29,8 @@ from transformers.cache_utils import Cache
 from ddtree_lab.compat import is_recurrent, iter_states, layer_tensors
 from ddtree_lab.offload import execution_device
 from ddtree_lab.records import Record
-from ddtree_lab.recurrent.ports import Factors, find_port, replaced_forwards
+from ddtree_lab.recurrent.factors import Factors
+from ddtree_lab.recurrent.ports import find_port, replaced_forwards
 from ddtree_lab.recurrent.topology import TreeTopology
 from ddtree_lab.stages.cache import (
     cache_length,
