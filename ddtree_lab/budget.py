@@ -9,8 +9,8 @@ drafts accepted. So the budget that emits most tokens a second is found without 
     argmax_b  (1 + trust · mass(b)) / (draft seconds + round seconds of b + 1 rows)
 
 `trust` is how many of the drafts it expected were accepted lately. Any choice is lossless: the tree decides how
-much is verified, never what is emitted. Where drafting has not paid lately it is left out for some rounds, each of
-which is then a step of plain decoding.
+much is verified, never what is emitted. Where drafting has not paid lately it is left out for some rounds: plain
+decoding then, at its own price.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ from ddtree_lab.stages.tree import DraftTree
 
 AUTO = "auto"
 MEMORY = 0.9  # weight of the past, per round: for trust about the last ten count
-LONG_MEMORY = 0.95  # for whether drafting pays, about the last twenty
+LONG_MEMORY = 0.97  # for whether drafting pays, about the last thirty
 PRIOR_DRAFTS = 4.0  # accepted as expected, before anything was seen
 PATIENCE = 4.0  # tokens credited at first, so that a few bad rounds do not end drafting
 LONGEST_REST = 16  # rounds without a draft before it is tried again
-LOSS = 0.9  # of a plain round's tokens a second: below it drafting is left out; twenty rounds vary by about that much
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class Pace:
         slows them all, and one slow round says nothing about its budget.
         """
         if not self.drafts:
-            return replace(self, resting=self.resting - 1)
+            return self.rested(1)
         pace = replace(
             self,
             accepted=MEMORY * self.accepted + num_accepted,
@@ -87,6 +86,10 @@ class Pace:
             + float(self.costs.of(tree.num_nodes)),
             limit=min(self.costs.largest_budget, 2 * tree.num_drafted + 16),
         )
-        pays = pace.emitted * float(self.costs.of(1)) > LOSS * pace.seconds
+        pays = pace.emitted * self.costs.plain_seconds > pace.seconds  # against plain decoding
         rest = 0 if pays else min(2 * self.rest + 1, LONGEST_REST)
         return replace(pace, rest=rest, resting=rest)
+
+    def rested(self, num_rounds: int) -> Pace:
+        """The pace after rounds without a draft."""
+        return replace(self, resting=self.resting - num_rounds)

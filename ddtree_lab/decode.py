@@ -18,10 +18,11 @@ from ddtree_lab.pipeline import (
     start,
     take_tokens,
 )
+from ddtree_lab.plain import plain_step, rest
 from ddtree_lab.recording import make_trace, record_round
 from ddtree_lab.records import Record
 from ddtree_lab.stages.cache import make_cache
-from ddtree_lab.stages.forward import prefill, run_target
+from ddtree_lab.stages.forward import prefill
 from ddtree_lab.trace import Round, Trace
 
 AUTOREGRESSIVE = "autoregressive"
@@ -202,25 +203,20 @@ def _autoregressive(pair: Pair, input_ids: Tensor, settings: Settings, tell: Tel
     """Plain decoding, the reference: one token, one pass, the library's own forward."""
     run, began = _Run(), now(pair)
     cache = make_cache(pair.target)
+    prompt = tuple(input_ids[0].tolist())
     with torch.inference_mode():
         logits = prefill(pair.target, input_ids, cache).logits
-    token_ids = tuple(input_ids[0].tolist())
-    num_prompt_tokens = len(token_ids)
-    while True:
-        with torch.inference_mode():
-            chosen = settings.sampler.choose(logits[0, -1:], [len(token_ids)])
-        token_ids, finish_reason = take_tokens(settings, token_ids, num_prompt_tokens, tuple(chosen))
-        if run.prefill_seconds:
-            run.rounds.append(RoundSummary(0, 1, 0))
-        else:
-            run.prefill_seconds = now(pair) - began
-        tell(chosen)
-        if finish_reason:
-            break
-        with torch.inference_mode():
-            logits = run_target(pair.target, torch.tensor([chosen]), cache).logits
+        token = settings.sampler.choose(logits[0], [len(prompt)])[0]
+    token_ids, finish_reason = take_tokens(settings, prompt, len(prompt), (token,))
+    run.prefill_seconds = now(pair) - began
+    tell([token])
+    while not finish_reason:
+        token, _ = plain_step(pair, settings, cache, token_ids)
+        token_ids, finish_reason = take_tokens(settings, token_ids, len(prompt), (token,))
+        run.rounds.append(RoundSummary(0, 1, 0))
+        tell([token])
     run.seconds = now(pair) - began
-    run.token_ids, run.finish_reason = token_ids[num_prompt_tokens:], finish_reason
+    run.token_ids, run.finish_reason = token_ids[len(prompt) :], finish_reason
     return run
 
 
@@ -233,6 +229,11 @@ def _speculative(pair: Pair, input_ids: Tensor, settings: Settings, tell: Tell, 
     tell(state.new_token_ids)
     while not state.finish_reason:
         before, began = state, now(pair)
+        if state.pace is not None and state.pace.resting and not record:
+            state = rest(pair, settings, state, lambda token: tell([token]))
+            run.seconds += now(pair) - began
+            run.rounds += [RoundSummary(0, 1, 0)] * (len(state.token_ids) - len(before.token_ids))
+            continue
         with torch.inference_mode():
             state = run_round(pair, settings, state)
         run.seconds += now(pair) - began

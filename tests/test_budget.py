@@ -7,12 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from checks import check_same_cache, check_untouched, snapshot
 from models import dense, hybrid, random_ids
 from pairs import random_pair
 
 import ddtree_lab as dl
 from ddtree_lab.budget import LONGEST_REST, Pace
 from ddtree_lab.costs import RoundCosts, measure_costs
+from ddtree_lab.pipeline import run_round, settings_for, start
+from ddtree_lab.plain import rest
 from ddtree_lab.stages.tree import build_tree
 
 FLAT = RoundCosts((1, 257), (1.0, 1.0), 0.1, 1.0)  # rows cost nothing
@@ -95,6 +98,61 @@ def test_auto_writes_plain_decodings_tokens_whatever_it_chooses(make, costs, tem
     assert made.tree_budget == "auto" and made.trace.settings["tree_budget"] == "auto"
     sizes = {r.num_drafted for r in made.rounds}
     assert sizes != {0} if costs is FLAT else costs is not STEEP or sizes == {0}
+
+
+DEAR = RoundCosts((1, 257), (3.0, 30.0), 0.5, 1.0)  # nothing pays
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_rest_is_as_many_rounds_without_a_draft(temperature, monkeypatch):
+    monkeypatch.setattr("ddtree_lab.pipeline.costs_of", lambda pair: DEAR)
+    pair, told = random_pair(), []
+    settings = settings_for(
+        pair, method="ddtree", tree_budget="auto", max_new_tokens=60, temperature=temperature,
+        top_k=None, top_p=None, seed=3, verify_method="auto",
+    )  # fmt: skip
+    state = start(pair, random_ids(7), settings)
+    while not state.pace.resting:
+        state = run_round(pair, settings, state)
+    before = snapshot(state.cache)
+    rested, by_rounds = rest(pair, settings, state, told.append), state
+    check_untouched(state.cache, before)
+    for _ in range(state.pace.resting):
+        by_rounds = run_round(pair, settings, by_rounds)
+    assert tuple(told) == rested.token_ids[len(state.token_ids) :] and len(told) == state.pace.resting
+    for name in ("token_ids", "num_rounds", "pace", "finish_reason", "next_stage", "num_prompt_tokens"):
+        assert getattr(rested, name) == getattr(by_rounds, name)
+    check_same_cache(rested.cache, by_rounds.cache, "after a rest")
+    assert rested.context.num_rows == by_rounds.context.num_rows
+    torch.testing.assert_close(rested.context.keys, by_rounds.context.keys, rtol=0, atol=1e-5)
+    torch.testing.assert_close(rested.context.values, by_rounds.context.values, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_where_nothing_pays_most_tokens_are_plain_decodings(temperature, monkeypatch):
+    monkeypatch.setattr("ddtree_lab.pipeline.costs_of", lambda pair: DEAR)
+    pair, told = random_pair(), []
+    settings = dict(temperature=temperature, seed=3, max_new_tokens=100)
+    plain = dl.generate(pair, random_ids(7), "autoregressive", **settings)
+    made = dl.generate(pair, random_ids(7), tree_budget="auto", on_tokens=told.extend, **settings)
+    assert made.token_ids == plain.token_ids == tuple(told)
+    assert sum(r.num_emitted_tokens for r in made.rounds) == len(made.token_ids) - 1
+    assert sum(not r.stage_seconds for r in made.rounds) > 70
+    recorded = dl.generate(pair, random_ids(7), tree_budget="auto", record=True, **settings)
+    assert [r.num_emitted_tokens for r in recorded.trace.rounds] == [
+        r.num_emitted_tokens for r in made.rounds
+    ]
+
+
+def test_a_text_may_end_in_a_rest(monkeypatch):
+    monkeypatch.setattr("ddtree_lab.pipeline.costs_of", lambda pair: DEAR)
+    pair = random_pair()
+    plain = dl.generate(pair, random_ids(7), "autoregressive", max_new_tokens=60)
+    end = plain.token_ids[40]
+    monkeypatch.setattr(type(pair), "eos_token_ids", frozenset({end}))
+    made = dl.generate(pair, random_ids(7), tree_budget="auto", max_new_tokens=60)
+    assert made.finish_reason == "eos"
+    assert made.token_ids == plain.token_ids[: plain.token_ids.index(end) + 1]
 
 
 def test_auto_in_a_session_goes_back_with_its_pace(monkeypatch):

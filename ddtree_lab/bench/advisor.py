@@ -173,7 +173,8 @@ def foresee(ways: Ways, costs: RoundCosts, num_rounds: int, title: str = "") -> 
     choices = [Choice(AUTOREGRESSIVE, None, 1.0, 1.0)]
     for (method, budget), rounds in ways.items():
         emitted = sum(r.num_emitted for r in rounds)
-        seconds = float(np.sum(costs.of([r.num_drafted + 1 for r in rounds])))
+        seconds = costs.plain_seconds * sum(r.is_plain for r in rounds)
+        seconds += float(np.sum(costs.of([r.num_drafted + 1 for r in rounds if not r.is_plain])))
         seconds += costs.draft_seconds * sum(r.has_draft for r in rounds)
         speedup = emitted * costs.plain_seconds / seconds
         choices.append(Choice(method, budget, emitted / len(rounds), speedup))

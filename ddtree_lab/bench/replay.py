@@ -24,11 +24,19 @@ RECORDED_BUDGET = 256
 
 
 class Replayed(NamedTuple):
-    """A round that would have been: nodes verified (the root not counted), tokens emitted, whether it had a draft."""
+    """A round that would have been.
+
+    Args:
+        num_drafted: nodes verified, the root not counted.
+        num_emitted: tokens emitted.
+        has_draft: whether the drafter was asked.
+        is_plain: whether it was a step of plain decoding, drafting being at rest.
+    """
 
     num_drafted: int
     num_emitted: int
     has_draft: bool = True
+    is_plain: bool = False
 
 
 def replayed(made: Generation) -> list[Replayed]:
@@ -82,7 +90,11 @@ class Recording:
         """The rounds of a decode with `tree_budget="auto"`, where rounds cost as given."""
         done, index, last, pace = [], 0, len(self.token_ids) - 1, Pace(costs)
         while index < last:
-            has_draft = pace.drafts and last - index > 1
+            if pace.resting:
+                done.append(Replayed(0, 1, has_draft=False, is_plain=True))
+                pace, index = pace.rested(1), index + 1
+                continue
+            has_draft = last - index > 1
             proposed = self.trees[index].prefix(pace.limit if has_draft else 0)
             tree = pace.best_prefix(proposed) if has_draft else proposed
             accepted = self.accepted(index, tree)
