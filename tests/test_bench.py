@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from pairs import random_pair
 
 import ddtree_lab as dl
 from ddtree_lab.bench.advisor import accepted_by_chain, accepted_within, advise
-from ddtree_lab.bench.goals import GOALS, judge
+from ddtree_lab.bench.decodes import decode_rows
+from ddtree_lab.bench.goals import GOALS, Judgement, judge
 from ddtree_lab.bench.rows import RowFile, read_rows
 from ddtree_lab.bench.soak import soak
 from ddtree_lab.bench.sweep import Sweep, run_sweep
@@ -198,8 +200,47 @@ def test_a_goal_is_judged_by_the_last_row_that_fits():
     row = {"bench": "session", "case": "back", "ratio": 0.5}
     goal = next(goal for goal in GOALS if goal.where == {"bench": "session", "case": "back"})
     assert judge(goal, []) is None
-    assert judge(goal, [row, {**row, "ratio": 0.001}]) == (0.001, True)
-    assert {line[0]: line[3] for line in goals_table([row], GOALS).lines}[goal.text] == "no"
+    assert judge(goal, [row, {**row, "ratio": 0.001}]) == Judgement(0.001, True)
+    assert {line[0]: line[4] for line in goals_table([row], GOALS).lines}[goal.text] == "no"
+
+
+def test_the_goals_of_decodes_are_judged_by_medians_and_have_their_bound():
+    def decode(label, prompt, repeat, seconds):
+        method, _, budget = label.partition(" ")
+        return {
+            "domain": "docs", "temperature": 0.0, "method": method, "tree_budget": budget or None, "prompt": prompt,
+            "prompt_sha256": prompt, "repeat": repeat, "speedup": 1 / seconds, "ceiling": 2 / seconds,
+            "tokens_per_second": 100 / seconds,
+        }  # fmt: skip
+
+    taken = {"library": 1.0, "dflash": 0.9, "ddtree 8": 0.8, "ddtree 16": 0.7, "ddtree auto": 0.71}
+    rows = [
+        decode(label, prompt, repeat, seconds * (50 if repeat == 2 else 1) * (2 if prompt == "b" else 1))
+        for label, seconds in taken.items() for prompt in "abc" for repeat in range(3)
+    ]  # fmt: skip
+    found = {row["case"]: row for row in decode_rows(rows)}
+    assert found["best"]["label"] == found["tree"]["label"] == "ddtree 16"
+    assert found["best"]["ratio"] == pytest.approx(1 / 0.7) and found["best"]["bound"] == pytest.approx(
+        2 / 0.7
+    )
+    assert found["auto"]["ratio"] == pytest.approx(0.7 / 0.71)
+    lines = {line[0]: line[1:] for line in goals_table(list(found.values()), GOALS).lines}
+    assert lines["docs, T 0: speed-up, best of chain and trees"] == ("≥ 1.3", "1.43", "2.86", "yes")
+    assert lines["chat, T 0: auto, of the best fixed choice"][1] == "not measured"
+
+
+def test_repeats_are_rows_of_their_own_and_older_rows_the_first(pair, tmp_path):
+    once = run_sweep(pair, prompts(1), SWEEP, tmp_path)
+    file = tmp_path / "rows-0.jsonl"
+    older = [{name: value for name, value in row.items() if name != "repeat"} for row in read_rows(file)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in older))
+    new = []
+    thrice = run_sweep(pair, prompts(1), replace(SWEEP, repeats=3), tmp_path, new.append)
+    assert len(thrice) == 3 * len(once) and len(new) == 2 * len(once)
+    assert {row["repeat"] for row in new} == {1, 2}
+    assert named(row for row in thrice if row["repeat"] == 0) == named(once)
+    assert len(sweep_table(thrice).lines) == len(sweep_table(once).lines)
+    assert {line[3] for line in sweep_table(thrice).lines} == {"1"}  # prompt
 
 
 def test_the_command_sweeps_and_writes_json(tmp_path, capsys):

@@ -28,6 +28,19 @@ class Goal:
     value: Callable[[Row], float] = lambda row: float(row["ratio"])
 
 
+@dataclass(frozen=True)
+class Judgement:
+    """What came of a goal.
+
+    Args:
+        bound: no value could be better, whatever is done about the rest, where that is known.
+    """
+
+    value: float
+    is_met: bool
+    bound: float | None = None
+
+
 def _seconds(row: Row) -> float:
     return float(row["seconds"])
 
@@ -64,16 +77,40 @@ GOALS = (
     Goal("commit, of a verify pass", 0.05, dict(bench="stage", case="commit", **_EMBEDDED)),
     Goal("commit, hidden 1024", 0.05, dict(bench="stage", case="commit", subject="hidden 1024", nodes=65)),
     Goal("session back, of its step", 0.01, dict(bench="session", case="back")),
-    Goal("round without verify, of the round", 0.25, dict(bench="round", case="all but verify")),
+    *(
+        Goal(
+            f"round without verify, of the round, budget {budget}",
+            0.25,
+            dict(bench="round", case="all but verify", budget=budget),
+        )
+        for budget in (32, 64)
+    ),
     Goal("import ddtree_lab, seconds", 0.2, dict(bench="start", case="import ddtree_lab"), value=_seconds),
     Goal("show a trace, seconds", 0.5, dict(bench="start", case="show a trace"), value=_seconds),
+    *(
+        Goal(
+            f"{domain}, T {temperature:g}: {text}",
+            limit,
+            where | dict(domain=domain, temperature=temperature),
+            False,
+        )
+        for domain, temperatures, best, tree in (("chat", (0, 1), 3.5, 2.5), ("docs", (0, 0.7), 1.3, 1.2))
+        for temperature in temperatures
+        for text, limit, where in (
+            ("speed-up, best of chain and trees", best, dict(bench="decode", case="best")),
+            ("speed-up, tree at its best budget", tree, dict(bench="decode", case="tree")),
+            ("auto, of the best fixed choice", 0.97, dict(bench="decode", case="auto")),
+        )
+    ),
 )
 
 
-def judge(goal: Goal, rows: Sequence[Row]) -> tuple[float, bool] | None:
-    """The measured value of a goal and whether it was reached; None where there is no such row."""
+def judge(goal: Goal, rows: Sequence[Row]) -> Judgement | None:
+    """What was measured of a goal; None where there is no such row."""
     found = [row for row in rows if all(row.get(name) == value for name, value in goal.where.items())]
     if not found:
         return None
     value = goal.value(found[-1])
-    return value, value <= goal.limit if goal.at_most else value >= goal.limit
+    return Judgement(
+        value, value <= goal.limit if goal.at_most else value >= goal.limit, found[-1].get("bound")
+    )

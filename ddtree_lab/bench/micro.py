@@ -77,9 +77,10 @@ def bench_verify(
         cases["linear layers"] = ready(_linear_layers(subject.target, tree.num_nodes))
     timings = interleaved(cases, repeats)
     there = subject.tensors()
+    bound = {"bound": timings.ratio("linear layers", "plain").median} if with_floor else {}
     for row in timing_rows(timings, "plain", bench="verify", subject=subject.label, nodes=tree.num_nodes):
         peak = peak_bytes(cases[row["case"]](), there)
-        yield {**row, "peak_bytes": peak, "context": subject.num_prompt_tokens}
+        yield {**row, **bound, "peak_bytes": peak, "context": subject.num_prompt_tokens}
 
 
 def _linear_layers(target: Any, num_rows: int) -> Callable[[], None]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from ddtree_lab.bench.decodes import decode_rows
 from ddtree_lab.bench.goals import GOALS
 from ddtree_lab.bench.growth import exponent
 from ddtree_lab.bench.plots import plot_sweep, plot_verify
 from ddtree_lab.bench.rows import KEY_OF_MICRO, Row, keyed, read_rows
-from ddtree_lab.bench.sweep import KEY, judged
+from ddtree_lab.bench.sweep import KEY, judged, read_sweep
 from ddtree_lab.bench.tables import Table, goals_table, milliseconds, ratio, sweep_table
 from ddtree_lab.records import format_bytes
 from ddtree_lab.trace import write_atomically
@@ -56,12 +57,12 @@ def write_page(folder: str | Path, page: Path = PAGE) -> Path:
         raise ValueError(
             f"--out {folder} has no micro.jsonl; run `ddtree-lab bench micro --out {folder}` first."
         )
-    sweep = judged(list(keyed(read_rows(*sorted((folder / "sweep").glob("rows-*.jsonl"))), KEY).values()))
+    sweep = judged(list(keyed(read_sweep(folder / "sweep"), KEY).values()))
     parts = [
         INTRODUCTION,
         _machine(micro[-1]["environment"]),
         "## Goals",
-        goals_table(micro, GOALS).markdown(),
+        goals_table([*micro, *decode_rows(sweep)], GOALS).markdown(),
         BOUNDS,
     ]
     parts += ["## Verify", _verify_table(micro).markdown()]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ddtree_lab.bench.rows import Row
-from ddtree_lab.bench.sweep import grouped
+from ddtree_lab.bench.sweep import by_prompt, grouped
 from ddtree_lab.trace import write_atomically
 
 
@@ -35,9 +36,10 @@ def plot_sweep(rows: Sequence[Row], folder: str | Path) -> Path | None:
     """Speed-up against the tree budget, a line a domain and temperature; the chain and auto as marks at the right."""
     speeds: dict[str, dict[str, float]] = {}
     for (domain, temperature, label), group in grouped(rows):
-        ups = [row["speedup"] for row in group if row["speedup"] is not None]
-        if ups:
-            speeds.setdefault(f"{domain}, temperature {temperature:g}", {})[label] = float(np.median(ups))
+        if ups := by_prompt(group, itemgetter("speedup")):
+            speeds.setdefault(f"{domain}, temperature {temperature:g}", {})[label] = float(
+                np.median(list(ups.values()))
+            )
     drawn = figure() if speeds else None
     if drawn is None:
         return None

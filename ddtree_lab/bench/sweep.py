@@ -1,7 +1,7 @@
 """Whole decodes: prompts × methods × budgets × temperatures, a row each, in files that survive a killed run.
 
 A row is keyed by what was asked for, so a run that is started again does what is missing and nothing twice. For
-each prompt and temperature all methods run one after another, each prompt beginning with another method.
+each prompt and temperature all methods run one after another, as often as asked for, each time beginning with another.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from ddtree_lab.bench.processes import Processes
@@ -33,6 +34,7 @@ _TEXT = (
     "temperature",
     "seed",
     "max_new_tokens",
+    "repeat",
 )
 KEY = (*_TEXT, "method", "tree_budget")
 
@@ -46,6 +48,7 @@ class Job:
     temperature: float
     seed: int = 0
     max_new_tokens: int = 100
+    repeat: int = 0
 
     @property
     def label(self) -> str:
@@ -59,6 +62,7 @@ class Sweep:
     Args:
         drafter: as it was asked for; rows of another drafter are other rows.
         setup: what else was asked for of the pair: quantisation, revision, ….
+        repeats: how often each decode is timed; its tokens are the same every time.
     """
 
     methods: tuple[str, ...] = METHODS
@@ -68,10 +72,11 @@ class Sweep:
     max_new_tokens: int = 100
     drafter: str = ""
     setup: str = ""
+    repeats: int = 1
 
-    def jobs(self, temperature: float) -> list[Job]:
+    def jobs(self, temperature: float, repeat: int = 0) -> list[Job]:
         return [
-            Job(method, budget, temperature, self.seed, self.max_new_tokens)
+            Job(method, budget, temperature, self.seed, self.max_new_tokens, repeat)
             for method in self.methods
             for budget in (self.tree_budgets if method == "ddtree" else (None,))
         ]
@@ -92,14 +97,14 @@ def run_sweep(
     """
     folder, processes = Path(folder), processes or Processes()
     folder.mkdir(parents=True, exist_ok=True)
-    done = keyed(read_rows(*sorted(folder.glob("rows-*.jsonl"))), KEY)
+    done = keyed(read_sweep(folder), KEY)
     file = RowFile(folder / f"rows-{processes.index}.jsonl")
     share, is_warm = processes.share(range(len(prompts))), False
     for index in share:
-        for temperature in sweep.temperatures:
-            jobs = sweep.jobs(temperature)
+        for temperature, repeat in _turns(sweep):
+            jobs = sweep.jobs(temperature, repeat)
             missing = [job for job in jobs if key_of(pair, prompts[index], sweep, job) not in done]
-            turn = index % max(1, len(missing))
+            turn = (index + repeat) % max(1, len(missing))
             if missing and not is_warm:  # what happens once a process is nobody's time
                 _warm_up(pair, prompts[index], jobs)
                 is_warm = True
@@ -114,9 +119,18 @@ def run_sweep(
     return judged([found[key] for key in _keys(pair, prompts, sweep)])
 
 
+def read_sweep(folder: Path) -> list[Row]:
+    """The rows of a folder, of whichever process; those written before decodes could be repeated are the first."""
+    return [{"repeat": 0, **row} for row in read_rows(*sorted(folder.glob("rows-*.jsonl")))]
+
+
+def _turns(sweep: Sweep) -> list[tuple[float, int]]:
+    return [(temperature, repeat) for temperature in sweep.temperatures for repeat in range(sweep.repeats)]
+
+
 def _keys(pair: Pair, prompts: Sequence[Prompt], sweep: Sweep) -> list[Key]:
     """Of all decodes that are asked for, each once, in order."""
-    jobs = [job for temperature in sweep.temperatures for job in sweep.jobs(temperature)]
+    jobs = [job for turn in _turns(sweep) for job in sweep.jobs(*turn)]
     return list(dict.fromkeys(key_of(pair, prompt, sweep, job) for prompt in prompts for job in jobs))
 
 
@@ -229,6 +243,15 @@ def _ceiling(row: Row, base: Row) -> float | None:
     """The speed-up if a round took no longer than its draft and its verify pass, and the prefill no time at all."""
     busy = sum(row.get("stage_seconds", {}).get(stage, 0.0) for stage in ("draft", "verify"))
     return row["num_emitted_tokens"] / busy * base["seconds"] / base["num_emitted_tokens"] if busy else None
+
+
+def by_prompt(rows: Sequence[Row], value: Callable[[Row], float | None]) -> dict[str, float]:
+    """Of each prompt the median of its repeats, where there is a value."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        if (number := value(row)) is not None:
+            found.setdefault(f"{row['prompt']} {row['prompt_sha256']}", []).append(number)
+    return {prompt: float(np.median(numbers)) for prompt, numbers in found.items()}
 
 
 def grouped(rows: Sequence[Row]) -> Iterator[tuple[tuple[str, float, str], list[Row]]]:

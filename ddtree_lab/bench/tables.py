@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ddtree_lab.bench.goals import Goal, judge
 from ddtree_lab.bench.rows import Row
-from ddtree_lab.bench.sweep import grouped
+from ddtree_lab.bench.sweep import by_prompt, grouped
 from ddtree_lab.bench.timing import Spread
 from ddtree_lab.records import Record, format_bytes
 
@@ -71,14 +72,17 @@ def micro_table(rows: Sequence[Row]) -> Table:
 
 
 def goals_table(rows: Sequence[Row], goals: Sequence[Goal]) -> Table:
-    """Each goal beside what was measured."""
+    """Each goal beside what was measured, and beside what nothing could be better than."""
     lines = []
     for goal in goals:
         found = judge(goal, rows)
-        shown = "not measured" if found is None else f"{found[0]:.3g}"
-        met = "" if found is None else "yes" if found[1] else "no"
-        lines.append((goal.text, f"{'≤' if goal.at_most else '≥'} {goal.limit:g}", shown, met))
-    return Table("goals", ("goal", "limit", "measured", "met"), tuple(lines))
+        limit = f"{'≤' if goal.at_most else '≥'} {goal.limit:g}"
+        if found is None:
+            lines.append((goal.text, limit, "not measured", "", ""))
+            continue
+        bound = "" if found.bound is None else f"{found.bound:.3g}"
+        lines.append((goal.text, limit, f"{found.value:.3g}", bound, "yes" if found.is_met else "no"))
+    return Table("goals", ("goal", "limit", "measured", "bound", "met"), tuple(lines))
 
 
 def sweep_table(rows: Sequence[Row]) -> Table:
@@ -86,15 +90,16 @@ def sweep_table(rows: Sequence[Row]) -> Table:
     lines = []
     for (domain, temperature, label), group in grouped(rows):
         checked = [row["lossless"] for row in group if row["lossless"] is not None]
-        speed = Spread.of([row["tokens_per_second"] for row in group])
-        ups = [row["speedup"] for row in group if row["speedup"] is not None]
-        ceilings = [row["ceiling"] for row in group if row["ceiling"] is not None]
+        speeds, ups, ceilings = (
+            list(by_prompt(group, itemgetter(name)).values())
+            for name in ("tokens_per_second", "speedup", "ceiling")
+        )
         rounds = [row for row in group if row.get("num_rounds")]
         emitted = f"{np.mean([row['mean_emitted_tokens'] for row in rounds]):.2f}" if rounds else "–"
         drafted = f"{np.mean([row['mean_drafted'] for row in rounds]):.1f}" if rounds else "–"
         lines.append(
             (
-                domain, f"{temperature:g}", label, str(len(group)), f"{speed.median:.3g}",
+                domain, f"{temperature:g}", label, str(len(speeds)), f"{Spread.of(speeds).median:.3g}",
                 f"{Spread.of(ups):.2f}" if ups else "–",
                 f"{Spread.of(ceilings).median:.2f}" if ceilings else "–", emitted, drafted,
                 f"{sum(checked)} of {len(checked)}" if checked else "–",

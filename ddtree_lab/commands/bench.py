@@ -66,6 +66,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="default 0")
     parser.add_argument("--limit", type=_positive, metavar="N", help="prompts at most, of each domain")
     parser.add_argument(
+        "--repeats",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="sweep: time each decode so often (default 1)",
+    )
+    parser.add_argument(
         "--rounds", type=_positive, default=10_000, metavar="N", help="of a soak (default 10000)"
     )
     parser.add_argument("--quick", action="store_true", help="micro: few repeats, small sizes")
@@ -132,7 +139,7 @@ def _sweep_of(args: argparse.Namespace) -> Sweep:
         raise UsageError(f"--methods has {', '.join(unknown)}; choose of {', '.join(METHODS)}.")
     return Sweep(
         tuple(methods), tuple(args.tree_budgets), tuple(args.temperatures), args.seed, args.max_new_tokens,
-        args.drafter or "", _setup(args),
+        args.drafter or "", _setup(args), args.repeats,
     )  # fmt: skip
 
 
@@ -154,7 +161,7 @@ def _sweep(args: argparse.Namespace, console: Console) -> int:
     if processes.count > 1 and args.target and not args.device_map:
         args.device_map = own_device()  # a copy of the model each
     pair = load_pair_named(args)
-    per_prompt = sum(len(sweep.jobs(temperature)) for temperature in sweep.temperatures)
+    per_prompt = sweep.repeats * sum(len(sweep.jobs(temperature)) for temperature in sweep.temperatures)
     with _progress(console, shown=processes.is_first) as progress:
         task = progress.add_task("decodes", total=len(processes.share(prompts)) * per_prompt)
         rows = run_sweep(pair, prompts, sweep, args.out, lambda row: progress.advance(task), processes)
@@ -215,7 +222,8 @@ def _micro_rows(args: argparse.Namespace) -> Iterator[Row]:
         yield from micro.bench_tree(budget, repeats=max(3, repeats // 4))
     yield from micro.bench_mask_and_commit(subject, 33, repeats)
     prompt = bundled_prompts()[0]
-    yield from micro.bench_round(pair, prompt)
+    for budget in (32,) if args.quick else (16, 32, 64, 128):
+        yield from micro.bench_round(pair, prompt, budget)
     yield from micro.bench_back(pair, prompt, repeats)
     yield from micro.bench_start(3 if args.quick else 7)
     if not args.quick:

@@ -1,0 +1,51 @@
+"""What the rows of a sweep say together: the best fixed choice of a domain, and `auto` beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from operator import itemgetter
+
+import numpy as np
+
+from ddtree_lab.bench.rows import Row
+from ddtree_lab.bench.sweep import by_prompt, grouped
+
+AUTO = "ddtree auto"
+
+
+def decode_rows(rows: Sequence[Row]) -> Iterator[Row]:
+    """For each domain and temperature: the best fixed choice, the best tree, and `auto` as a share of the first.
+
+    Medians over prompts, of each the median of its repeats. `bound` is the speed-up that the choice would have if a
+    round took no longer than its draft and its verify pass.
+    """
+    by_text: dict[tuple[str, float], dict[str, list[Row]]] = {}
+    for (domain, temperature, label), group in grouped(rows):
+        by_text.setdefault((domain, temperature), {})[label] = group
+    for (domain, temperature), groups in by_text.items():
+        common: Row = dict(bench="decode", domain=domain, temperature=temperature)
+        fixed = [label for label in groups if label.startswith(("dflash", "ddtree")) and label != AUTO]
+        trees = [label for label in fixed if label != "dflash"]
+        for case, labels in (("best", fixed), ("tree", trees)):
+            if best := _best(groups, labels):
+                speedup, bound = (_median(groups[best], name) for name in ("speedup", "ceiling"))
+                yield {**common, "case": case, "label": best, "ratio": speedup, "bound": bound}
+        if AUTO in groups and (best := _best(groups, fixed)):
+            yield {**common, "case": "auto", "label": best, "ratio": _share(groups[AUTO], groups[best])}
+
+
+def _best(groups: dict[str, list[Row]], labels: Sequence[str]) -> str:
+    """The label with the largest speed-up, empty where none has one."""
+    found = {label: up for label in labels if (up := _median(groups[label], "speedup")) is not None}
+    return max(found, key=found.__getitem__, default="")
+
+
+def _median(group: Sequence[Row], name: str) -> float | None:
+    values = by_prompt(group, itemgetter(name))
+    return float(np.median(list(values.values()))) if values else None
+
+
+def _share(group: Sequence[Row], of: Sequence[Row]) -> float:
+    """Tokens a second as a share of another choice's on the same prompts."""
+    mine, theirs = (by_prompt(rows, itemgetter("tokens_per_second")) for rows in (group, of))
+    return float(np.median([mine[prompt] / theirs[prompt] for prompt in mine if prompt in theirs]))
