@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ddtree_lab.costs import clock
 from ddtree_lab.pair import Pair, Prompt
 from ddtree_lab.pipeline import (
     Settings,
-    now,
     run_round,
     settings_for,
     start,
@@ -201,42 +201,43 @@ class _Run:
 
 def _autoregressive(pair: Pair, input_ids: Tensor, settings: Settings, tell: Tell) -> _Run:
     """Plain decoding, the reference: one token, one pass, the library's own forward."""
-    run, began = _Run(), now(pair)
+    run, began = _Run(), clock()
     cache = make_cache(pair.target)
     prompt = tuple(input_ids[0].tolist())
     with torch.inference_mode():
         logits = prefill(pair.target, input_ids, cache).logits
         token = settings.sampler.choose(logits[0], [len(prompt)])[0]
     token_ids, finish_reason = take_tokens(settings, prompt, len(prompt), (token,))
-    run.prefill_seconds = now(pair) - began
+    run.prefill_seconds = clock() - began
     tell([token])
     while not finish_reason:
         token, _ = plain_step(pair, settings, cache, token_ids)
         token_ids, finish_reason = take_tokens(settings, token_ids, len(prompt), (token,))
         run.rounds.append(RoundSummary(0, 1, 0))
         tell([token])
-    run.seconds = now(pair) - began
+    run.seconds = clock() - began
     run.token_ids, run.finish_reason = token_ids[len(prompt) :], finish_reason
     return run
 
 
 def _speculative(pair: Pair, input_ids: Tensor, settings: Settings, tell: Tell, record: bool) -> _Run:
     """The pipeline, round after round."""
-    run, began = _Run(), now(pair)
+    run, began = _Run(), clock()
     with torch.inference_mode():
         state = start(pair, input_ids, settings)
-    run.prefill_seconds = run.seconds = now(pair) - began
+    run.prefill_seconds = run.seconds = clock() - began
     tell(state.new_token_ids)
     while not state.finish_reason:
-        before, began = state, now(pair)
+        before, began = state, clock()
         if state.pace is not None and state.pace.resting and not record:
             state = rest(pair, settings, state, lambda token: tell([token]))
-            run.seconds += now(pair) - began
-            run.rounds += [RoundSummary(0, 1, 0)] * (len(state.token_ids) - len(before.token_ids))
+            seconds, num_steps = clock() - began, state.num_rounds - before.num_rounds
+            run.seconds += seconds
+            run.rounds += [RoundSummary(0, 1, 0, {"verify": seconds / num_steps})] * num_steps
             continue
         with torch.inference_mode():
             state = run_round(pair, settings, state)
-        run.seconds += now(pair) - began
+        run.seconds += clock() - began
         done = record_round(before, state, with_log_probs=record)
         run.recorded += [done] if record else []
         run.rounds.append(

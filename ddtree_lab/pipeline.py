@@ -9,7 +9,6 @@ tensors. `decode.generate` follows the chain to its end, `Session` holds on to e
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,7 +20,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from ddtree_lab.budget import AUTO, Pace
-from ddtree_lab.costs import RoundCosts, costs_of
+from ddtree_lab.costs import RoundCosts, clock, costs_of
 from ddtree_lab.pair import Pair
 from ddtree_lab.records import Record
 from ddtree_lab.sampling import Sampler
@@ -214,9 +213,9 @@ def advance(pair: Pair, settings: Settings, state: State) -> State:
         raise ValueError(f"the text has ended ({state.finish_reason}); there is no next stage.")
     if "commit" in state.records:  # the round before is over
         state = replace(state, records={}, stage_seconds={})
-    began = now(pair)
+    began = clock()
     record, changes = _RUN[stage](pair, settings, state)
-    seconds = {**state.stage_seconds, stage: now(pair) - began}
+    seconds = {**state.stage_seconds, stage: clock() - began}
     return replace(state, records={**state.records, stage: record}, stage_seconds=seconds, **changes)
 
 
@@ -325,25 +324,18 @@ def take_tokens(
     settings: Settings, token_ids: tuple[int, ...], num_prompt_tokens: int, emitted: tuple[int, ...]
 ) -> tuple[tuple[int, ...], str | None]:
     """The text with emitted tokens appended one by one, up to its end if that comes."""
-    for token in emitted:
-        token_ids = (*token_ids, token)
+    num_new = len(token_ids) - num_prompt_tokens
+    for count, token in enumerate(emitted, start=1):
         if token in settings.eos_token_ids:
-            return token_ids, "eos"
-        if len(token_ids) - num_prompt_tokens >= settings.max_new_tokens:
-            return token_ids, "length"
-        if settings.stop is not None and settings.stop(token_ids):
-            return token_ids, "stop"
-    return token_ids, None
+            return (*token_ids, *emitted[:count]), "eos"
+        if num_new + count >= settings.max_new_tokens:
+            return (*token_ids, *emitted[:count]), "length"
+        if settings.stop is not None and settings.stop((*token_ids, *emitted[:count])):
+            return (*token_ids, *emitted[:count]), "stop"
+    return (*token_ids, *emitted), None
 
 
 def _record(state: State, stage: str, kind: type) -> Any:
     record = state.records[stage]
     assert isinstance(record, kind)
     return record
-
-
-def now(pair: Pair) -> float:
-    """Seconds of a clock, after all that was asked of the device is done."""
-    if pair.embeddings.device.type == "cuda":
-        torch.cuda.synchronize()  # kernels run behind Python's back
-    return time.perf_counter()
