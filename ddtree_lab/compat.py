@@ -87,6 +87,16 @@ def set_state(layer: Any, name: str, tensor: Tensor) -> None:
         setattr(layer, name, tensor)
 
 
+def iter_tensors(layer: Any) -> Iterator[Tensor]:
+    """The tensors of `layer_tensors`, without their names."""
+    for name in ("keys", "values"):
+        held = getattr(layer, name, None)
+        if isinstance(held, Tensor) and held.numel():
+            yield held
+    for _, _, tensor in iter_states(layer):
+        yield tensor
+
+
 def layer_tensors(layer: Any) -> dict[str, Tensor]:
     """Every tensor of committed context in a cache layer, by a readable name."""
     tensors = {name: getattr(layer, name, None) for name in ("keys", "values")}

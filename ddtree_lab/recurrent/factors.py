@@ -74,9 +74,9 @@ def _commit_joined(factors: Sequence[GatedDeltaFactors], layers: Sequence[Any], 
     nodes = nodes.to(factors[0].conv_inputs.device)
     windows = [get_state(layer, "conv_states")[0] for layer in layers]  # L of (C, K)
     recent = nodes[-windows[0].shape[1] :]
-    inputs = torch.cat([left.conv_inputs.index_select(0, recent) for left in factors], dim=1)  # (P, L · C)
-    window = moved_window(torch.cat(windows), inputs)
-    delta = DeltaFactors.joined([left.delta.along(nodes) for left in factors])
+    inputs = torch.cat([left.conv_inputs for left in factors], dim=1)  # (N, L · C)
+    window = moved_window(torch.cat(windows), inputs.index_select(0, recent))
+    delta = DeltaFactors.joined([left.delta for left in factors]).along(nodes)
     state = delta.last_state().to(delta.initial_state.dtype)  # (L · H, d_k, d_v)
     for layer, conv, recurrent in zip(
         layers, window.chunk(len(layers)), state.chunk(len(layers)), strict=True

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from ddtree_lab.compat import is_recurrent, iter_states, layer_tensors
+from ddtree_lab.compat import is_recurrent, iter_states, iter_tensors
 from ddtree_lab.offload import execution_device
 from ddtree_lab.records import Record
 from ddtree_lab.recurrent.factors import Factors
@@ -312,7 +312,7 @@ def _verify_paths(
 
 def fingerprint(cache: Cache) -> tuple[tuple[Tensor, int], ...]:
     """The tensors a cache holds and how often each was written: equal while nothing was committed."""
-    tensors = [t for layer in cache.layers for t in layer_tensors(layer).values()]
+    tensors = (t for layer in cache.layers for t in iter_tensors(layer))
     return tuple((t, 0 if t.is_inference() else t._version) for t in tensors)
 
 
