@@ -106,7 +106,9 @@ def random_tree(shape: str, num_nodes: int, seed: int = 0) -> DraftTree:
     }[shape]
     tokens = rng.integers(0, VOCAB, num_nodes)
     for node in range(1, num_nodes):
-        taken = set(tokens[:node][parents[:node] == parents[node]].tolist())
+        siblings = parents[:node] == parents[node]
+        assert siblings.sum() < VOCAB, "more siblings than tokens"
+        taken = set(tokens[:node][siblings].tolist())
         while int(tokens[node]) in taken:
             tokens[node] = (tokens[node] + 1) % VOCAB
     return DraftTree.from_parents(tokens, parents)

@@ -57,7 +57,7 @@ class DeltaFactors:
         log_decays = self.log_decays[..., None]  # (H, P, 1)
         last = log_decays[:, -1:]
         updates = self.updates * torch.exp(last - log_decays)
-        keys = _per_head(self.keys, len(self.updates) // len(self.keys))
+        keys = per_head(self.keys, len(self.updates) // len(self.keys))
         return torch.baddbmm(torch.exp(last) * self.initial_state.to(updates.dtype), keys.mT, updates)
 
     @classmethod
@@ -101,14 +101,14 @@ def tree_delta_rule(
     D_by_key = D.unflatten(0, (-1, groups))  # products of a key head are made once for the heads it serves
     A = (D_by_key * (keys @ keys.mT)[:, None]).flatten(0, 1).mul_(beta[..., None])
     grown, S_0 = torch.exp(G)[..., None], state.to(values.dtype)  # (H, N, 1), (H, d_k, d_v)
-    target = (values - grown * (_per_head(keys, groups) @ S_0)).mul_(beta[..., None])
+    target = (values - grown * (per_head(keys, groups) @ S_0)).mul_(beta[..., None])
     # As Uᵀ (I + A)ᵀ = targetᵀ, for which the solver copies nothing. It reads nothing but the strict triangle.
     U = torch.linalg.solve_triangular(A.mT, target.mT, upper=True, left=False, unitriangular=True).mT
     weights = D_by_key.mul_((queries @ keys.mT)[:, None]).flatten(0, 1)  # D ∘ Q Kᵀ, in the place of D
-    outputs = torch.baddbmm(grown * (_per_head(queries, groups) @ S_0), weights, U)
+    outputs = torch.baddbmm(grown * (per_head(queries, groups) @ S_0), weights, U)
     return outputs, DeltaFactors(keys, U, G, state)
 
 
-def _per_head(x: Tensor, groups: int) -> Tensor:
+def per_head(x: Tensor, groups: int) -> Tensor:
     """Rows of key heads repeated for the value heads they serve."""
     return x if groups == 1 else x[:, None].expand(-1, groups, -1, -1).flatten(0, 1)

@@ -23,6 +23,7 @@ from ddtree_lab.compat import get_state
 from ddtree_lab.recurrent.conv import tree_conv
 from ddtree_lab.recurrent.factors import Factors, GatedDeltaFactors
 from ddtree_lab.recurrent.gated_delta import tree_delta_rule
+from ddtree_lab.recurrent.levels import level_delta_rule
 from ddtree_lab.recurrent.naive import tree_conv_scan, tree_scan
 from ddtree_lab.recurrent.topology import TreeTopology
 
@@ -77,6 +78,10 @@ class GatedDeltaPort:
         args = (query, key, value, log_decay.T, beta.T, state)
         if scan:
             out, delta = tree_scan(*args, topology.parents)
+        elif (
+            topology.is_sparse and state.device.type == "cpu"
+        ):  # where it was measured; elsewhere calls cost more
+            out, delta = level_delta_rule(*args, topology.levels(state.device))
         else:
             out, delta = tree_delta_rule(*args, topology.ancestors(state.device))
         out = out.transpose(0, 1).to(hidden_states.dtype)  # (N, H, d_v)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from ddtree_lab.stages.tree import DraftTree
+
+SPARSE_FROM = 40  # pairs of nodes for each that lies on one path; at some 300 nodes of a best-first tree
 
 
 class TreeTopology:
@@ -36,6 +40,29 @@ class TreeTopology:
         first, the node itself last, as in the weights of a causal convolution.
         """
         return self._once(("conv", kernel_size, device), lambda: self._conv_columns(kernel_size), device)
+
+    def levels(self, device: torch.device) -> list[Int[Tensor, "_ _"]]:
+        """For each depth, from the root's on, the paths of its nodes, root first and the node itself last."""
+        return [
+            self._once(("level", depth, device), lambda paths=paths: paths, device)
+            for depth, paths in enumerate(self._levels)
+        ]
+
+    @cached_property
+    def _levels(self) -> list[np.ndarray]:
+        levels = [np.zeros((1, 1), dtype=np.int64)]
+        place = np.zeros(self.num_nodes, dtype=np.int64)  # of a node in its level
+        for depth in range(1, self.tree.depth + 1):
+            nodes = np.flatnonzero(self.tree.depths == depth)
+            above = levels[-1][place[self.tree.parents[nodes]]]
+            levels.append(np.concatenate([above, nodes[:, None]], axis=1))
+            place[nodes] = np.arange(len(nodes))
+        return levels
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether so few pairs of nodes lie on one path that it pays to look at no others."""
+        return self.num_nodes**2 > SPARSE_FROM * int((self.tree.depths + 1).sum())
 
     def _conv_columns(self, kernel_size: int) -> np.ndarray:
         # Virtual parents: the root's is the newest committed column, and each committed column's
