@@ -144,6 +144,15 @@ def test_where_nothing_pays_most_tokens_are_plain_decodings(temperature, monkeyp
     ]
 
 
+def test_a_drafter_without_taps_may_rest_too(monkeypatch):
+    monkeypatch.setattr("ddtree_lab.pipeline.costs_of", lambda pair: DEAR)
+    pair = replace(random_pair(), drafter=dl.NgramDrafter())
+    plain = dl.generate(pair, random_ids(7), "autoregressive", max_new_tokens=60)
+    made = dl.generate(pair, random_ids(7), tree_budget="auto", max_new_tokens=60)
+    assert made.token_ids == plain.token_ids
+    assert any(r.stage_seconds.keys() == {"verify"} for r in made.rounds)
+
+
 def test_a_text_may_end_in_a_rest(monkeypatch):
     monkeypatch.setattr("ddtree_lab.pipeline.costs_of", lambda pair: DEAR)
     pair = random_pair()

@@ -1,4 +1,4 @@
-"""What the rows of a sweep say together: the best fixed choice of a domain, and `auto` beside it."""
+"""What the rows of a sweep say together: the best choice of a domain, and `auto` beside the best fixed one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ AUTO = "ddtree auto"
 
 
 def decode_rows(rows: Sequence[Row]) -> Iterator[Row]:
-    """For each domain and temperature: the best fixed choice, the best tree, and `auto` as a share of the first.
+    """For each domain and temperature: the best choice, the best tree, and `auto` as a share of the best fixed choice.
 
     Medians over prompts, of each the median of its repeats. `bound` is the speed-up that the choice would have if a
     round took no longer than its draft and its verify pass.
@@ -24,9 +24,10 @@ def decode_rows(rows: Sequence[Row]) -> Iterator[Row]:
         by_text.setdefault((domain, temperature), {})[label] = group
     for (domain, temperature), groups in by_text.items():
         common: Row = dict(bench="decode", domain=domain, temperature=temperature)
-        fixed = [label for label in groups if label.startswith(("dflash", "ddtree")) and label != AUTO]
-        trees = [label for label in fixed if label != "dflash"]
-        for case, labels in (("best", fixed), ("tree", trees)):
+        trees = [label for label in groups if label.startswith("ddtree")]
+        drafted = [*trees, *(label for label in groups if label == "dflash")]
+        fixed = [label for label in drafted if label != AUTO]
+        for case, labels in (("best", drafted), ("tree", trees)):
             if best := _best(groups, labels):
                 speedup, bound = (_median(groups[best], name) for name in ("speedup", "ceiling"))
                 yield {**common, "case": case, "label": best, "ratio": speedup, "bound": bound}

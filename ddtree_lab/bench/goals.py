@@ -34,11 +34,13 @@ class Judgement:
 
     Args:
         bound: no value could be better, whatever is done about the rest, where that is known.
+        label: the choice that gave the value, where there were several.
     """
 
     value: float
     is_met: bool
     bound: float | None = None
+    label: str = ""
 
 
 def _seconds(row: Row) -> float:
@@ -110,7 +112,7 @@ def judge(goal: Goal, rows: Sequence[Row]) -> Judgement | None:
     found = [row for row in rows if all(row.get(name) == value for name, value in goal.where.items())]
     if not found:
         return None
-    value = goal.value(found[-1])
-    return Judgement(
-        value, value <= goal.limit if goal.at_most else value >= goal.limit, found[-1].get("bound")
-    )
+    row = found[-1]
+    value = goal.value(row)
+    is_met = value <= goal.limit if goal.at_most else value >= goal.limit
+    return Judgement(value, is_met, row.get("bound"), row.get("label", ""))

@@ -81,7 +81,8 @@ def goals_table(rows: Sequence[Row], goals: Sequence[Goal]) -> Table:
             lines.append((goal.text, limit, "not measured", "", ""))
             continue
         bound = "" if found.bound is None else f"{found.bound:.3g}"
-        lines.append((goal.text, limit, f"{found.value:.3g}", bound, "yes" if found.is_met else "no"))
+        value = f"{found.value:.3g}" + (f" ({found.label})" if found.label else "")
+        lines.append((goal.text, limit, value, bound, "yes" if found.is_met else "no"))
     return Table("goals", ("goal", "limit", "measured", "bound", "met"), tuple(lines))
 
 
