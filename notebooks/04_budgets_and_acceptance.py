@@ -273,7 +273,7 @@ for name, advice in foreseen.items():
 # (1 + trust · mass(n)) / (seconds of the draft + seconds of a round of n + 1 rows)
 # ```
 #
-# where *trust* is the share of the mass that was lately accepted. Where drafting has not paid lately, it drafts nothing
+# where *trust* is the share of the mass that was lately accepted. Where drafting has not paid lately, it decodes plainly
 # for some rounds. The text is the same whatever it decides.
 #
 # What was foreseen, and what each way really takes when all are run in turn, prompt by prompt:
