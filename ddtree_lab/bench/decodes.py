@@ -16,8 +16,8 @@ AUTO = "ddtree auto"
 def decode_rows(rows: Sequence[Row]) -> Iterator[Row]:
     """For each domain and temperature: the best choice, the best tree, and `auto` as a share of the best fixed choice.
 
-    Medians over prompts, of each the median of its repeats. `bound` is the speed-up that the choice would have if a
-    round took no longer than its draft and its verify pass.
+    Medians over prompts, of each the median of its repeats. `bound` is the largest speed-up that any of the choices
+    would have if a round took no longer than its draft and its verify pass.
     """
     by_text: dict[tuple[str, float], dict[str, list[Row]]] = {}
     for (domain, temperature, label), group in grouped(rows):
@@ -29,8 +29,15 @@ def decode_rows(rows: Sequence[Row]) -> Iterator[Row]:
         fixed = [label for label in drafted if label != AUTO]
         for case, labels in (("best", drafted), ("tree", trees)):
             if best := _best(groups, labels):
-                speedup, bound = (_median(groups[best], name) for name in ("speedup", "ceiling"))
-                yield {**common, "case": case, "label": best, "ratio": speedup, "bound": bound}
+                bounds = [up for label in labels if (up := _median(groups[label], "ceiling")) is not None]
+                speedup = _median(groups[best], "speedup")
+                yield {
+                    **common,
+                    "case": case,
+                    "label": best,
+                    "ratio": speedup,
+                    "bound": max(bounds, default=None),
+                }
         if AUTO in groups and (best := _best(groups, fixed)):
             yield {**common, "case": "auto", "label": best, "ratio": _share(groups[AUTO], groups[best])}
 

@@ -245,7 +245,7 @@ def _wider_targets() -> Iterator[tuple[str, Any, int]]:
 
     yield "hidden 1024", random_hybrid(), 12
     if machine()["memory_gib"] >= 16:
-        yield "27B width", random_hybrid(5120, 4, PUBLISHED_VOCABULARY, torch.bfloat16), 7
+        yield "27B width", random_hybrid(5120, 4, PUBLISHED_VOCABULARY, torch.bfloat16), 15
 
 
 def _advise(args: argparse.Namespace, console: Console) -> int:

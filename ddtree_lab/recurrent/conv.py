@@ -28,11 +28,10 @@ def tree_conv(
         columns: for each node the K columns of `[window, inputs]` it sees, oldest first
             (`TreeTopology.conv_columns`).
     """
-    history = torch.cat([window.mT, inputs])  # (K + N, C)
+    precise = torch.promote_types(inputs.dtype, torch.float32)  # converted once, not at every tap
+    history, taps = torch.cat([window.mT, inputs]).to(precise), weight.mT.to(precise)  # (K + N, C), (K, C)
     # One column of the windows after another: all at once they would be K times the inputs.
-    precise = torch.promote_types(inputs.dtype, torch.float32)
-    taps = weight.mT.to(precise)  # (K, C)
-    out = inputs.to(precise) * taps[-1]  # a node's window ends with itself
+    out = history[window.shape[1] :] * taps[-1]  # a node's window ends with itself
     for column, tap in zip(columns.unbind(1)[:-1], taps, strict=False):
         out.addcmul_(history.index_select(0, column), tap)
     return (out if bias is None else out.add_(bias)).to(inputs.dtype)
