@@ -24,6 +24,7 @@ Ratios are between neighbours: the calls are timed in turns in one process, so w
 
 BOUNDS = """*Bound* is what no value could be better than: for a verify pass the *linear layers*, which every pass
 over its rows runs; for decodes the speed-up if a round took no longer than its draft and its verify pass.
+Two runs differ by some three per cent, so a value that close to its limit may be on the other side of it next time.
 
 * *Builder after top-k*: what is left there is the heap itself, a microsecond or so a node in Python, and a tenth of it
   is less than an interpreted loop can do. Level by level in numpy, some 15 array calls a level, was slower than the
