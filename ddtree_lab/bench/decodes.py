@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from operator import itemgetter
 
 import numpy as np
 
-from ddtree_lab.bench.rows import Row
-from ddtree_lab.bench.sweep import by_prompt, grouped
+from ddtree_lab import budget
+from ddtree_lab.bench.rows import Row, method_label
+from ddtree_lab.bench.sweep import by_prompt, by_text, over_prompts
 
-AUTO = "ddtree auto"
+AUTO = method_label("ddtree", budget.AUTO)
 
 
 def decode_rows(rows: Sequence[Row]) -> Iterator[Row]:
@@ -19,18 +19,17 @@ def decode_rows(rows: Sequence[Row]) -> Iterator[Row]:
     Medians over prompts, of each the median of its repeats. `bound` is the largest speed-up that any of the choices
     would have if a round took no longer than its draft and its verify pass.
     """
-    by_text: dict[tuple[str, float], dict[str, list[Row]]] = {}
-    for (domain, temperature, label), group in grouped(rows):
-        by_text.setdefault((domain, temperature), {})[label] = group
-    for (domain, temperature), groups in by_text.items():
+    for (domain, temperature), groups in by_text(rows).items():
         common: Row = dict(bench="decode", domain=domain, temperature=temperature)
         trees = [label for label in groups if label.startswith("ddtree")]
         drafted = [*trees, *(label for label in groups if label == "dflash")]
         fixed = [label for label in drafted if label != AUTO]
         for case, labels in (("best", drafted), ("tree", trees)):
             if best := _best(groups, labels):
-                bounds = [up for label in labels if (up := _median(groups[label], "ceiling")) is not None]
-                speedup = _median(groups[best], "speedup")
+                bounds = [
+                    up for label in labels if (up := over_prompts(groups[label], "ceiling")) is not None
+                ]
+                speedup = over_prompts(groups[best], "speedup")
                 yield {
                     **common,
                     "case": case,
@@ -44,16 +43,11 @@ def decode_rows(rows: Sequence[Row]) -> Iterator[Row]:
 
 def _best(groups: dict[str, list[Row]], labels: Sequence[str]) -> str:
     """The label with the largest speed-up, empty where none has one."""
-    found = {label: up for label in labels if (up := _median(groups[label], "speedup")) is not None}
+    found = {label: up for label in labels if (up := over_prompts(groups[label], "speedup")) is not None}
     return max(found, key=found.__getitem__, default="")
-
-
-def _median(group: Sequence[Row], name: str) -> float | None:
-    values = by_prompt(group, itemgetter(name))
-    return float(np.median(list(values.values()))) if values else None
 
 
 def _share(group: Sequence[Row], of: Sequence[Row]) -> float:
     """Tokens a second as a share of another choice's on the same prompts."""
-    mine, theirs = (by_prompt(rows, itemgetter("tokens_per_second")) for rows in (group, of))
+    mine, theirs = (by_prompt(rows, "tokens_per_second") for rows in (group, of))
     return float(np.median([mine[prompt] / theirs[prompt] for prompt in mine if prompt in theirs]))

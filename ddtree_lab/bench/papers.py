@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ddtree_lab.bench.rows import Row
-from ddtree_lab.bench.sweep import grouped
+from ddtree_lab.bench.sweep import by_text
 from ddtree_lab.bench.tables import Table
 
 Figures = tuple[float, float]  # speed-up, emitted tokens a round
@@ -50,10 +50,7 @@ def published(row: Row) -> tuple[Figures, Figures] | None:
 
 def paper_table(rows: Sequence[Row]) -> Table:
     """A line a data set and temperature: the chain, and the tree at its best fixed budget and with `auto`."""
-    by_line: dict[tuple[str, float], dict[str, list[Row]]] = {}
-    for (domain, temperature, label), group in grouped(rows):
-        by_line.setdefault((domain, temperature), {})[label] = group
-    lines = [_line(*names, groups) for names, groups in by_line.items()]
+    lines = [_line(*names, groups) for names, groups in by_text(rows).items()]
     columns = ("data set", "T", "chain", "paper's", "tree", "budget", "paper's", "auto")
     return Table(
         "speed-up / emitted tokens a round at temperature T: means over prompts", columns, tuple(lines)

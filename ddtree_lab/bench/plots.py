@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ddtree_lab.bench.rows import Row
-from ddtree_lab.bench.sweep import by_prompt, grouped
+from ddtree_lab.bench.sweep import grouped, over_prompts
 from ddtree_lab.trace import write_atomically
 
 
@@ -36,10 +33,8 @@ def plot_sweep(rows: Sequence[Row], folder: str | Path) -> Path | None:
     """Speed-up against the tree budget, a line a domain and temperature; the chain and auto as marks at the right."""
     speeds: dict[str, dict[str, float]] = {}
     for (domain, temperature, label), group in grouped(rows):
-        if ups := by_prompt(group, itemgetter("speedup")):
-            speeds.setdefault(f"{domain}, temperature {temperature:g}", {})[label] = float(
-                np.median(list(ups.values()))
-            )
+        if (speedup := over_prompts(group, "speedup")) is not None:
+            speeds.setdefault(f"{domain}, temperature {temperature:g}", {})[label] = speedup
     drawn = figure() if speeds else None
     if drawn is None:
         return None

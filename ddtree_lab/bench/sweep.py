@@ -245,13 +245,19 @@ def _ceiling(row: Row, base: Row) -> float | None:
     return row["num_emitted_tokens"] / busy * base["seconds"] / base["num_emitted_tokens"] if busy else None
 
 
-def by_prompt(rows: Sequence[Row], value: Callable[[Row], float | None]) -> dict[str, float]:
-    """Of each prompt the median of its repeats, where there is a value."""
+def by_prompt(rows: Sequence[Row], name: str) -> dict[str, float]:
+    """Of each prompt the median of a field over its repeats, where it has a value."""
     found: dict[str, list[float]] = {}
     for row in rows:
-        if (number := value(row)) is not None:
-            found.setdefault(f"{row['prompt']} {row['prompt_sha256']}", []).append(number)
+        if row[name] is not None:
+            found.setdefault(f"{row['prompt']} {row['prompt_sha256']}", []).append(row[name])
     return {prompt: float(np.median(numbers)) for prompt, numbers in found.items()}
+
+
+def over_prompts(rows: Sequence[Row], name: str) -> float | None:
+    """The median of a field over prompts; None where it has no value."""
+    values = by_prompt(rows, name)
+    return float(np.median(list(values.values()))) if values else None
 
 
 def grouped(rows: Sequence[Row]) -> Iterator[tuple[tuple[str, float, str], list[Row]]]:
@@ -261,3 +267,11 @@ def grouped(rows: Sequence[Row]) -> Iterator[tuple[tuple[str, float, str], list[
         label = method_label(row["method"], row["tree_budget"])
         groups.setdefault((row["domain"], row["temperature"], label), []).append(row)
     yield from groups.items()
+
+
+def by_text(rows: Sequence[Row]) -> dict[tuple[str, float], dict[str, list[Row]]]:
+    """For each domain and temperature the rows of each label."""
+    found: dict[tuple[str, float], dict[str, list[Row]]] = {}
+    for (domain, temperature, label), group in grouped(rows):
+        found.setdefault((domain, temperature), {})[label] = group
+    return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -92,8 +91,7 @@ def sweep_table(rows: Sequence[Row]) -> Table:
     for (domain, temperature, label), group in grouped(rows):
         checked = [row["lossless"] for row in group if row["lossless"] is not None]
         speeds, ups, ceilings = (
-            list(by_prompt(group, itemgetter(name)).values())
-            for name in ("tokens_per_second", "speedup", "ceiling")
+            list(by_prompt(group, name).values()) for name in ("tokens_per_second", "speedup", "ceiling")
         )
         rounds = [row for row in group if row.get("num_rounds")]
         emitted = f"{np.mean([row['mean_emitted_tokens'] for row in rounds]):.2f}" if rounds else "–"

@@ -43,12 +43,6 @@ def window_after(
     path: Sequence[int] | Tensor,
 ) -> Float[Tensor, "channel kernel"]:
     """The committed window after a root path: its last K inputs, older ones from `window`."""
-    nodes = torch.as_tensor(path, device=inputs.device)[-window.shape[1] :]  # no more than the window holds
-    return moved_window(window, inputs.index_select(0, nodes))
-
-
-def moved_window(
-    window: Float[Tensor, "channel kernel"], inputs: Float[Tensor, "row channel"]
-) -> Float[Tensor, "channel kernel"]:
-    """The window after further inputs, the newest last."""
-    return torch.cat([window, inputs.mT.to(window.dtype)], dim=1)[:, -window.shape[1] :]
+    nodes = torch.as_tensor(path, device=inputs.device)[-window.shape[1] :]
+    taken = inputs.index_select(0, nodes).mT  # (C, P), no more of it than the window holds
+    return torch.cat([window, taken.to(window.dtype)], dim=1)[:, -window.shape[1] :]

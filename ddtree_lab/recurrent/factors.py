@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ddtree_lab.compat import get_state, set_state
-from ddtree_lab.recurrent.conv import moved_window
+from ddtree_lab.recurrent.conv import window_after
 from ddtree_lab.recurrent.gated_delta import DeltaFactors
 
 JOINED_BYTES = 2**24  # of states committed at once: beyond it the copies would be felt, and the calls are not
@@ -72,12 +72,11 @@ def _kind(left: GatedDeltaFactors) -> tuple:
 
 def _commit_joined(factors: Sequence[GatedDeltaFactors], layers: Sequence[Any], nodes: Tensor) -> None:
     nodes = nodes.to(factors[0].conv_inputs.device)
-    windows = [get_state(layer, "conv_states")[0] for layer in layers]  # L of (C, K)
-    recent = nodes[-windows[0].shape[1] :]
     inputs = torch.cat([left.conv_inputs for left in factors], dim=1)  # (N, L · C)
-    window = moved_window(torch.cat(windows), inputs.index_select(0, recent))
-    delta = DeltaFactors.joined([left.delta for left in factors]).along(nodes)
-    state = delta.last_state().to(delta.initial_state.dtype)  # (L · H, d_k, d_v)
+    before = torch.cat([get_state(layer, "conv_states")[0] for layer in layers])  # (L · C, K)
+    window = window_after(inputs, before, nodes)
+    delta = DeltaFactors.joined([left.delta for left in factors])
+    state = delta.state_after(nodes).to(delta.initial_state.dtype)  # (L · H, d_k, d_v)
     for layer, conv, recurrent in zip(
         layers, window.chunk(len(layers)), state.chunk(len(layers)), strict=True
     ):

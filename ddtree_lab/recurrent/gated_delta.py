@@ -43,21 +43,15 @@ class DeltaFactors:
     initial_state: Float[Tensor, "head key_dim value_dim"]
 
     def state_after(self, path: Sequence[int] | Tensor) -> Float[Tensor, "head key_dim value_dim"]:
-        """The state after the last node of a root path."""
-        return self.along(path).last_state()
+        """The state after the last node of a root path: S_a = e^{G_a} S_0 + Σ_j D_aj k_j u_jᵀ.
 
-    def along(self, path: Sequence[int] | Tensor) -> DeltaFactors:
-        """The factors of a root path's nodes: committing does not touch the rest of the tree."""
+        Only the accepted path is summed: committing does not touch the rest of the tree.
+        """
         nodes = torch.as_tensor(path, device=self.keys.device)
-        keys, updates = self.keys.index_select(1, nodes), self.updates.index_select(1, nodes)
-        return DeltaFactors(keys, updates, self.log_decays.index_select(1, nodes), self.initial_state)
-
-    def last_state(self) -> Float[Tensor, "head key_dim value_dim"]:
-        """The state after the last of nodes that are one path: S_a = e^{G_a} S_0 + Σ_j D_aj k_j u_jᵀ."""
-        log_decays = self.log_decays[..., None]  # (H, P, 1)
-        last = log_decays[:, -1:]
-        updates = self.updates * torch.exp(last - log_decays)
-        keys = per_head(self.keys, len(self.updates) // len(self.keys))
+        log_decay = self.log_decays.index_select(1, nodes)[..., None]  # (H, P, 1)
+        last = log_decay[:, -1:]
+        updates = self.updates.index_select(1, nodes).mul_(torch.exp(last - log_decay))
+        keys = per_head(self.keys.index_select(1, nodes), len(self.updates) // len(self.keys))
         return torch.baddbmm(torch.exp(last) * self.initial_state.to(updates.dtype), keys.mT, updates)
 
     @classmethod

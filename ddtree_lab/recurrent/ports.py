@@ -78,9 +78,7 @@ class GatedDeltaPort:
         args = (query, key, value, log_decay.T, beta.T, state)
         if scan:
             out, delta = tree_scan(*args, topology.parents)
-        elif (
-            topology.is_sparse and state.device.type == "cpu"
-        ):  # where it was measured; elsewhere calls cost more
+        elif topology.is_sparse and state.device.type == "cpu":  # measured there; elsewhere calls cost more
             out, delta = level_delta_rule(*args, topology.levels(state.device))
         else:
             out, delta = tree_delta_rule(*args, topology.ancestors(state.device))

@@ -59,7 +59,7 @@ class TreeTopology:
             place[nodes] = np.arange(len(nodes))
         return levels
 
-    @property
+    @cached_property
     def is_sparse(self) -> bool:
         """Whether so few pairs of nodes lie on one path that it pays to look at no others."""
         return self.num_nodes**2 > SPARSE_FROM * int((self.tree.depths + 1).sum())
