@@ -22,13 +22,15 @@ from jaxtyping import Bool, Float, Int
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RotaryEmbedding, rotate_half
+from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RotaryEmbedding
 
 from ddtree_lab.checkpoint import CONFIG_NAME, WEIGHTS_NAME, open_checkpoint, read_json
 from ddtree_lab.drafter_config import DFlashConfig, refuse_second_generation
 from ddtree_lab.stages.embedding import EmbeddingPath
 
 __all__ = ["DFlashConfig", "DFlashDrafter", "DrafterContext"]
+
+MOVING_ROPES = ("dynamic", "longrope")  # their frequencies are set anew, by the library, as the text grows
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class DFlashAttention(nn.Module):
         super().__init__()
         hidden, head_dim, bias = config.hidden_size, config.head_dim, config.attention_bias
         self.head_dim = head_dim
+        self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.q_proj = nn.Linear(hidden, config.num_attention_heads * head_dim, bias=bias)
         self.k_proj = nn.Linear(hidden, config.num_key_value_heads * head_dim, bias=bias)
         self.v_proj = nn.Linear(hidden, config.num_key_value_heads * head_dim, bias=bias)
@@ -66,15 +69,18 @@ class DFlashAttention(nn.Module):
         self.q_norm = nn.RMSNorm(head_dim, eps=config.rms_norm_eps)
         self.k_norm = nn.RMSNorm(head_dim, eps=config.rms_norm_eps)
 
-    def heads(self, x: Tensor) -> Tensor:
-        """A projection's (B, rows, heads · head_dim) as (B, rows, heads, head_dim)."""
-        return x.unflatten(-1, (-1, self.head_dim))
-
-    def keys_values(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Roped keys and values of rows `x` (B, rows, H) → two of (B, kv_heads, rows, head_dim)."""
-        keys = self.k_norm(self.heads(self.k_proj(x))).transpose(1, 2)
-        values = self.heads(self.v_proj(x)).transpose(1, 2)
-        return _rotated(keys, rope), values
+    def heads(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Roped queries, roped keys and values of rows `x` (B, rows, H), each (B, heads, rows, head_dim)."""
+        parts = [part.forward(x) for part in (self.q_proj, self.k_proj, self.v_proj)]
+        heads = torch.cat(parts, dim=-1).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        # Queries and keys are normed and turned side by side: on few rows a call costs more than what it computes.
+        turned, values = heads.tensor_split([self.num_heads + self.num_kv_heads], dim=1)
+        weights = torch.cat(
+            [self.q_norm.weight.expand(self.num_heads, -1), self.k_norm.weight.expand(self.num_kv_heads, -1)]
+        )
+        normed = F.rms_norm(turned, (self.head_dim,), eps=self.q_norm.eps) * weights[:, None]
+        queries, keys = _rotated(normed, rope).tensor_split([self.num_heads], dim=1)
+        return queries, keys, values
 
     def forward(
         self,
@@ -83,9 +89,7 @@ class DFlashAttention(nn.Module):
         context: tuple[Tensor, Tensor],
         mask: Tensor | None,
     ) -> Tensor:
-        queries = self.q_norm(self.heads(self.q_proj(x))).transpose(1, 2)
-        queries = _rotated(queries, rope)
-        keys, values = self.keys_values(x, rope)
+        queries, keys, values = self.heads(x, rope)
         out = F.scaled_dot_product_attention(
             queries,
             torch.cat([context[0], keys], dim=2),
@@ -93,13 +97,18 @@ class DFlashAttention(nn.Module):
             attn_mask=mask,
             enable_gqa=True,
         )
-        return self.o_proj(out.transpose(1, 2).flatten(2))
+        return self.o_proj.forward(out.transpose(1, 2).flatten(2))
 
 
 def _rotated(heads: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-    """(B, heads, rows, head_dim) turned to their positions; the library's function takes queries and keys at once."""
-    cos, sin = (factor.unsqueeze(1) for factor in rope)  # the same for every head
-    return heads * cos + rotate_half(heads) * sin
+    """(…, heads, rows, head_dim) turned to their positions: component i with component i + head_dim / 2.
+
+    Args:
+        rope: of `DFlashDrafter._rope`.
+    """
+    cos, sin = rope
+    partners = heads.roll(heads.shape[-1] // 2, dims=-1)
+    return torch.addcmul(heads * cos, partners, sin)
 
 
 class DFlashLayer(nn.Module):
@@ -117,8 +126,9 @@ class DFlashLayer(nn.Module):
         context: tuple[Tensor, Tensor],
         mask: Tensor | None,
     ) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), rope, context, mask)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        # `forward` and not the module is called: of a small product on a few rows, the call of it is a third.
+        x = x + self.self_attn.forward(self.input_layernorm.forward(x), rope, context, mask)
+        return x + self.mlp.forward(self.post_attention_layernorm.forward(x))
 
 
 class DFlashDrafter(nn.Module):
@@ -199,7 +209,8 @@ class DFlashDrafter(nn.Module):
         block = [anchor_token_id] + [mask_token_id] * self.num_draft_positions
         with torch.no_grad():
             rows = embeddings.embed(torch.tensor([block])).to(self.device)
-            positions = torch.arange(len(block), device=self.device)[None] + context.num_rows
+            start = context.num_rows
+            positions = torch.arange(start, start + len(block), device=self.device)[None]
             hidden = self.denoise(rows, positions, context)[:, 1:]  # the anchor's own row predicts nothing
             return embeddings.logits(hidden)[0]
 
@@ -223,7 +234,7 @@ class DFlashDrafter(nn.Module):
                 "was it trained for another target?"
             )
         fused = self.hidden_norm(self.fc(taps.to(self.dtype)))  # (B, rows, H), shared by every layer
-        keys, values = self._keys_values(fused, self.rotary_emb(fused, position_ids))
+        keys, values = self._keys_values(fused, self._rope(fused, position_ids))
         if context is None:
             return DrafterContext(keys, values, position_ids)
         return DrafterContext(
@@ -233,15 +244,36 @@ class DFlashDrafter(nn.Module):
         )
 
     def _keys_values(self, fused: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """`keys_values` of every layer, which all see the same rows: two of (L, B, kv_heads, rows, d)."""
+        """Keys and values of every layer, which all see the same rows: two of (L, B, kv_heads, rows, d)."""
         layers = [layer.self_attn for layer in self._layers]
-        keys = torch.stack(
-            [layer.heads(layer.k_proj(fused)) for layer in layers]
-        )  # (L, B, rows, kv_heads, d)
-        values = torch.stack([layer.heads(layer.v_proj(fused)) for layer in layers])
+        parts = [part.forward(fused) for layer in layers for part in (layer.k_proj, layer.v_proj)]
+        config = self.config
+        shape = (len(layers), 2, config.num_key_value_heads, config.head_dim)
+        heads = torch.cat(parts, dim=-1).unflatten(-1, shape)  # (B, rows, L, 2, kv_heads, d)
+        keys, values = heads.permute(2, 3, 0, 4, 1, 5).unbind(1)
         weights = torch.stack([layer.k_norm.weight for layer in layers])[:, None, None, None]
-        keys = F.rms_norm(keys, keys.shape[-1:], eps=self.config.rms_norm_eps) * weights
-        return _rotated(keys.transpose(2, 3), rope), values.transpose(2, 3)
+        normed = F.rms_norm(keys, keys.shape[-1:], eps=config.rms_norm_eps) * weights
+        return _rotated(normed, rope), values
+
+    def _rope(
+        self, x: Tensor, position_ids: Int[Tensor, "batch rows"]
+    ) -> tuple[Float[Tensor, "batch 1 rows head_dim"], Float[Tensor, "batch 1 rows head_dim"]]:
+        """Cosines and sines of positions, in the dtype of `x`, for all heads; a component's sine carries its sign.
+
+        What the library's `rotary_emb(x, position_ids)` gives, but for the sign, which its `rotate_half` gives to
+        half of every head; made by half as many calls.
+        """
+        rotary = self.rotary_emb
+        if rotary.rope_type in MOVING_ROPES:
+            cos, sin = (full.chunk(2, dim=-1)[0] for full in rotary(x, position_ids))
+        else:
+            angles = position_ids[..., None] * rotary.inv_freq  # (B, rows, head_dim / 2), float32
+            cos, sin = angles.cos(), angles.sin()
+            if rotary.attention_scaling != 1:
+                cos, sin = cos * rotary.attention_scaling, sin * rotary.attention_scaling
+        factors = torch.cat([cos, cos, -sin, sin], dim=-1).to(x.dtype)
+        cosines, sines = factors[:, None].chunk(2, dim=-1)
+        return cosines, sines
 
     def denoise(
         self,
@@ -257,10 +289,10 @@ class DFlashDrafter(nn.Module):
                 in training, where one call holds many blocks. `None` means one block.
         """
         x = block_embeddings.to(self.dtype)
-        rope = self.rotary_emb(x, position_ids)
+        rope = self._rope(x, position_ids)
         for i, layer in enumerate(self._layers):
             mask = self._layer_mask(i, position_ids, context.position_ids, attention_mask)
-            x = layer(x, rope, (context.keys[i], context.values[i]), mask)
+            x = layer.forward(x, rope, (context.keys[i], context.values[i]), mask)
         return self.norm(x)
 
     def forward(

@@ -9,6 +9,7 @@ tensors. `decode.generate` follows the chain to its end, `Session` holds on to e
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -245,8 +246,11 @@ def _tree(pair: Pair, settings: Settings, state: State) -> tuple[DraftTree, dict
         tree = state.pace.best_prefix(build_tree(logits, state.pace.limit, state.anchor_token_id))
     else:
         tree = build_tree(logits, int(settings.tree_budget), state.anchor_token_id)
-    # Scores never increase, so nodes that the drafter holds impossible come last: rows that cannot pay.
-    return tree.prefix(int(np.isfinite(tree.log_probs[1:]).sum())), {}
+    if math.isinf(tree.log_probs[-1]):  # nodes that the drafter holds impossible are rows that cannot pay
+        tree = tree.prefix(
+            int(np.isfinite(tree.log_probs[1:]).sum())
+        )  # scores never increase: they come last
+    return tree, {}
 
 
 def _mask(pair: Pair, settings: Settings, state: State) -> tuple[TreeMask, dict[str, Any]]:
@@ -273,7 +277,7 @@ def _walk(pair: Pair, settings: Settings, state: State) -> tuple[Walk, dict[str,
     verification = _record(state, "verify", Verification)
     tree = verification.tree
     positions = len(state.token_ids) + tree.depths  # of the token after each node
-    target_tokens = settings.sampler.choose(verification.logits, positions.tolist(), node_prefix(state, tree))
+    target_tokens = settings.sampler.choose(verification.logits, positions, node_prefix(state, tree))
     return walk_tree(tree, target_tokens), {}
 
 

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from test_drafter import drafter_of, drafting_input, naive_denoise
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import Qwen3Config
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding, rotate_half
 
-from ddtree_lab.drafter import DFlashDrafter
+from ddtree_lab.drafter import MOVING_ROPES, DFlashDrafter, _rotated
 from ddtree_lab.drafter_config import DFlashConfig
 from ddtree_lab.pair import Pair
 
@@ -134,6 +134,34 @@ def test_yarn_turns_as_in_the_library_built_from_the_same_config(place, more):
     ):
         assert torch.equal(found, expected)
         assert not torch.equal(found, unscaled)
+
+
+ROPES = {
+    "default": None,
+    "linear": {"factor": 4.0},
+    "yarn": YARN,
+    "llama3": {**YARN, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "dynamic": {"factor": 4.0},
+    "longrope": {**YARN, "short_factor": [1.0] * 16, "long_factor": [3.0] * 16},
+}
+
+
+@pytest.mark.parametrize("kind", ROPES)
+def test_heads_are_turned_as_the_library_turns_them(kind):
+    """Also for the kinds whose frequencies change with the length of the text, which is longest in the middle."""
+    scaling = ROPES[kind] and {"rope_type": kind, **ROPES[kind]}
+    drafter = drafter_of(rope_scaling=scaling, max_position_embeddings=64, head_dim=32)
+    library = Qwen3RotaryEmbedding(drafter.config.to_qwen3())
+    heads = torch.randn(2, 3, 4, 32)
+    found = []
+    for last in (40, 5000, 50):
+        positions = torch.tensor([[0, 1, 7, last], [3, 4, 5, 6]])
+        cos, sin = (factor[:, None] for factor in library(heads, positions))
+        expected = heads * cos + rotate_half(heads) * sin
+        found.append(_rotated(heads, drafter._rope(heads, positions)))
+        torch.testing.assert_close(found[-1], expected, rtol=0, atol=1e-6)
+    moved = not torch.equal(found[0][1], found[1][1])  # the same positions in a longer text
+    assert moved == (kind in MOVING_ROPES)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])

@@ -94,17 +94,15 @@ def build_mask(
         )
     if windows and min(windows) < 1:
         raise ValueError(f"windows has {min(windows)}; a window holds at least the query's own position.")
-    n = tree.num_nodes
     positions = past_length + tree.depths  # [n]
-    key_positions = np.concatenate([np.arange(past_length), positions])  # [past + n]
-    visible = np.concatenate([np.ones((n, past_length), dtype=bool), tree.visibility], axis=1)
     windowed = {}
     for window in sorted(set(windows)):
-        near = visible & (key_positions[None, :] > positions[:, None] - window)
         first_kept = max(0, past_length - (window - 1))  # older rows have left the cache
-        windowed[window] = _additive(near[:, first_kept:], dtype, device)
+        committed = np.arange(first_kept, past_length) > positions[:, None] - window  # [n, kept]
+        near = tree.visibility & (positions > positions[:, None] - window)
+        windowed[window] = _additive(np.concatenate([committed, near], axis=1), dtype, device)
     return TreeMask(
-        additive=_additive(visible, dtype, device),
+        additive=_additive(tree.visibility, dtype, device, past_length),
         position_ids=torch.from_numpy(positions).to(device)[None],
         past_length=past_length,
         windowed=windowed,
@@ -129,6 +127,12 @@ def build_mask_naive(
     return visible
 
 
-def _additive(visible: np.ndarray, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    hidden = torch.from_numpy(~visible).to(device=device, dtype=dtype)  # 1 where a row may not look
-    return hidden.mul_(torch.finfo(dtype).min)[None, None]
+def _additive(
+    visible: np.ndarray, dtype: torch.dtype, device: torch.device | str, num_seen: int = 0
+) -> Tensor:
+    """[n, keys] → (1, 1, n, num_seen + keys), after keys that every row sees."""
+    n, num_keys = visible.shape
+    mask = torch.zeros((1, 1, n, num_seen + num_keys), dtype=dtype, device=device)
+    hidden = torch.from_numpy(~visible).to(device)
+    mask[..., num_seen:].masked_fill_(hidden, torch.finfo(dtype).min)
+    return mask

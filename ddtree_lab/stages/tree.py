@@ -60,6 +60,13 @@ class DraftTree(Record):
     log_probs: Float[np.ndarray, " node"]
     _children: list[dict[int, int]] | None = field(default=None, repr=False)
 
+    @classmethod
+    def _built(cls, *columns: np.ndarray) -> DraftTree:
+        """A tree from the builder, which needs no checking: that would take a tenth of what building it does."""
+        tree = object.__new__(cls)
+        tree.__dict__.update(zip(cls.__dataclass_fields__, (*columns, None), strict=True))
+        return tree
+
     def __post_init__(self) -> None:
         n = len(self.token_ids)
         if n == 0 or self.parents[0] != -1:
@@ -245,7 +252,7 @@ def _tree(found: BestFirst | None, token_ids: np.ndarray, root_token_id: int) ->
     parents, depths, ranks, scores = found
     tokens = np.full(len(parents), root_token_id, dtype=np.int64)
     tokens[1:] = token_ids[depths[1:] - 1, ranks[1:]]
-    return DraftTree(tokens, parents, depths, ranks, scores)
+    return DraftTree._built(tokens, parents, depths, ranks, scores)
 
 
 def top_log_probs(draft_logits: Any, width: int) -> tuple[np.ndarray, np.ndarray]:
@@ -271,11 +278,13 @@ def _top(logits: Tensor, width: int) -> tuple[np.ndarray, np.ndarray]:
     import torch
 
     at_once = max(1, CACHED_LOGITS // logits.shape[1])
-    _, token_ids = top_logits(
-        logits, max(1, min(width, logits.shape[1]))
-    )  # one at least, to see what is broken
-    chunks = zip(logits.split(at_once), token_ids.split(at_once), strict=True)
-    log_probs = torch.cat([rows.float().log_softmax(-1).gather(1, ids) for rows, ids in chunks]).cpu().numpy()
+    k = max(1, min(width, logits.shape[1]))  # one at least, to see what is broken
+    _, token_ids = top_logits(logits, k)
+    chunks = [
+        logits[i : i + at_once].float().log_softmax(-1).gather(1, token_ids[i : i + at_once])
+        for i in range(0, max(1, len(logits)), at_once)
+    ]
+    log_probs = (chunks[0] if len(chunks) == 1 else torch.cat(chunks)).cpu().numpy()
     if np.isnan(log_probs).any():  # in softmax one such logit makes all of its row NaN
         raise ValueError(
             "draft_logits holds NaN or +inf, or a row without a finite value; the drafter's output is "

@@ -109,7 +109,7 @@ def noise_kept(port: BuggyPort) -> Iterator[None]:
     def make_draft(draft: Any) -> Any:
         def drafted(*args: Any) -> Any:
             recorded: list[tuple[Tensor, Tensor]] = []
-            with replaced(DFlashAttention, "keys_values", lambda f: _recording(f, recorded)):
+            with replaced(DFlashAttention, "heads", lambda f: _recording(f, recorded)):
                 drafted_block = draft(*args)
             port.memory["noise"] = recorded
             return drafted_block
@@ -143,10 +143,11 @@ def _with_noise(context: DrafterContext, noise: list[tuple[Tensor, Tensor]]) -> 
     )
 
 
-def _recording(keys_values: Any, recorded: list[tuple[Tensor, Tensor]]) -> Any:
-    def called(self: Any, x: Tensor, rope: Any) -> tuple[Tensor, Tensor]:
-        recorded.append(keys_values(self, x, rope))
-        return recorded[-1]
+def _recording(heads: Any, recorded: list[tuple[Tensor, Tensor]]) -> Any:
+    def called(self: Any, x: Tensor, rope: Any) -> tuple[Tensor, Tensor, Tensor]:
+        queries, keys, values = heads(self, x, rope)
+        recorded.append((keys, values))
+        return queries, keys, values
 
     return called
 
