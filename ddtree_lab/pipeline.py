@@ -277,7 +277,7 @@ def _walk(pair: Pair, settings: Settings, state: State) -> tuple[Walk, dict[str,
     verification = _record(state, "verify", Verification)
     tree = verification.tree
     positions = len(state.token_ids) + tree.depths  # of the token after each node
-    target_tokens = settings.sampler.choose(verification.logits, positions, node_prefix(state, tree))
+    target_tokens = settings.sampler.choose(verification.logits, positions.tolist(), node_prefix(state, tree))
     return walk_tree(tree, target_tokens), {}
 
 

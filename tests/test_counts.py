@@ -54,9 +54,10 @@ def counts_of_a_pass(num_nodes, num_layers=4):
 def test_a_passs_products_depend_on_the_layers_and_not_on_the_nodes():
     four, eight = counts_of_a_pass(9), counts_of_a_pass(9, num_layers=8)
     assert counts_of_a_pass(65).products == four.products
-    # Per recurrent layer: five projections, log decays, two products of keys, two reads of the state, the sum over
-    # updates, three of the MLP; per attention layer four projections and three of the MLP; and the head.
-    assert four.products == 3 * (5 + 1 + 2 + 2 + 1 + 3) + (4 + 3) + 1
+    # Per recurrent layer: five projections, log decays, what keys and queries are multiplied with (the keys, the
+    # state), the sum over updates, three of the MLP; per attention layer four projections and three of the MLP; and
+    # the head.
+    assert four.products == 3 * (5 + 1 + 2 + 1 + 3) + (4 + 3) + 1
     assert eight.products == 2 * (four.products - 1) + 1
 
 

@@ -29,7 +29,8 @@ def tree_conv(
             (`TreeTopology.conv_columns`).
     """
     precise = torch.promote_types(inputs.dtype, torch.float32)  # converted once, not at every tap
-    history, taps = torch.cat([window.mT, inputs]).to(precise), weight.mT.to(precise)  # (K + N, C), (K, C)
+    history = torch.cat([window.mT, inputs]).to(precise)  # (K + N, C)
+    taps = weight.mT.to(precise).contiguous()  # (K, C); a tap with gaps in memory is multiplied five times as slowly
     # One column of the windows after another: all at once they would be K times the inputs.
     out = history[window.shape[1] :] * taps[-1]  # a node's window ends with itself
     for column, tap in zip(columns.unbind(1)[:-1], taps, strict=False):

@@ -85,7 +85,7 @@ def tree_delta_rule(
         state: S_0, the committed state below which the tree hangs, in its own dtype; not written.
         ancestors: `[i, j]` True where j is i or an ancestor of i; parents come first.
     """
-    groups = len(values) // len(keys)
+    groups, num_nodes = len(values) // len(keys), keys.shape[1]
     visible = ancestors.to(log_decay.dtype)  # (N, N), 1 or 0
     # Each sum runs along one path only, so G stays exact in trees of any width.
     G = log_decay @ visible.mT  # (H, N)
@@ -93,13 +93,17 @@ def tree_delta_rule(
     # and not -inf, for which exp is five times slower.
     D = (G[..., :, None] - G[..., None, :]).mul_(visible).exp_().mul_(visible)  # (H, N, N)
     D_by_key = D.unflatten(0, (-1, groups))  # products of a key head are made once for the heads it serves
-    A = (D_by_key * (keys @ keys.mT)[:, None]).flatten(0, 1).mul_(beta[..., None])
-    grown, S_0 = torch.exp(G)[..., None], state.to(values.dtype)  # (H, N, 1), (H, d_k, d_v)
-    target = (values - grown * (per_head(keys, groups) @ S_0)).mul_(beta[..., None])
+    # K and Q meet the same two matrices, Kᵀ and S_0: half of the products if they stand below one another.
+    rows = torch.cat([keys, queries], dim=1)  # (key heads, 2N, d_k)
+    KK, QK = (rows @ keys.mT)[:, None].split(num_nodes, dim=2)
+    from_state = per_head(rows, groups) @ state.to(values.dtype)
+    KS, QS = (from_state.unflatten(1, (2, -1)) * torch.exp(G)[:, None, :, None]).unbind(1)  # (H, N, d_v)
+    A = (D_by_key * KK).flatten(0, 1).mul_(beta[..., None])
+    target = (values - KS).mul_(beta[..., None])
     # As Uᵀ (I + A)ᵀ = targetᵀ, for which the solver copies nothing. It reads nothing but the strict triangle.
     U = torch.linalg.solve_triangular(A.mT, target.mT, upper=True, left=False, unitriangular=True).mT
-    weights = D_by_key.mul_((queries @ keys.mT)[:, None]).flatten(0, 1)  # D ∘ Q Kᵀ, in the place of D
-    outputs = torch.baddbmm(grown * (per_head(queries, groups) @ S_0), weights, U)
+    weights = D_by_key.mul_(QK).flatten(0, 1)  # D ∘ Q Kᵀ, in the place of D
+    outputs = torch.baddbmm(QS, weights, U)
     return outputs, DeltaFactors(keys, U, G, state)
 
 
