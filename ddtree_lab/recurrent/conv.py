@@ -30,7 +30,8 @@ def tree_conv(
     """
     precise = torch.promote_types(inputs.dtype, torch.float32)  # converted once, not at every tap
     history = torch.cat([window.mT, inputs]).to(precise)  # (K + N, C)
-    taps = weight.mT.to(precise).contiguous()  # (K, C); a tap with gaps in memory is multiplied five times as slowly
+    # A tap with gaps in memory would be multiplied five times as slowly.
+    taps = weight.mT.to(precise).contiguous()  # (K, C)
     # One column of the windows after another: all at once they would be K times the inputs.
     out = history[window.shape[1] :] * taps[-1]  # a node's window ends with itself
     for column, tap in zip(columns.unbind(1)[:-1], taps, strict=False):

@@ -149,8 +149,10 @@ class DraftTree(Record):
         """Child token id → child node. Of two children with one token the first counts."""
         if self._children is None:
             table: list[dict[int, int]] = [{} for _ in range(self.num_nodes)]
-            for i in range(1, self.num_nodes):
-                table[self.parents[i]].setdefault(int(self.token_ids[i]), i)
+            edges = zip(self.parents.tolist(), self.token_ids.tolist(), strict=True)
+            for i, (parent, token) in enumerate(edges):
+                if i:
+                    table[parent].setdefault(token, i)
             object.__setattr__(self, "_children", table)
         assert self._children is not None
         return self._children[node]
@@ -343,7 +345,7 @@ def best_first_heap(log_probs: np.ndarray, budget: int, more_ranks: bool = False
             it might have been the next best.
     """
     num_depths, width = log_probs.shape
-    lp = log_probs.astype(np.float64).tolist()
+    lp = log_probs.tolist()
     popped = [(-1, 0, -1, 0.0)]  # parent, depth, rank, score; the root
     # (−score, ranks along the path, parent node, parent's score)
     heap: list[tuple[float, tuple[int, ...], int, float]] = (
