@@ -126,7 +126,7 @@ class DFlashLayer(nn.Module):
         context: tuple[Tensor, Tensor],
         mask: Tensor | None,
     ) -> Tensor:
-        # `forward` and not the module is called: of a small product on a few rows, the call of it is a third.
+        # `forward` and not the module is called: that would be a quarter of a small product's time on a few rows.
         x = x + self.self_attn.forward(self.input_layernorm.forward(x), rope, context, mask)
         return x + self.mlp.forward(self.post_attention_layernorm.forward(x))
 

@@ -246,10 +246,8 @@ def _tree(pair: Pair, settings: Settings, state: State) -> tuple[DraftTree, dict
         tree = state.pace.best_prefix(build_tree(logits, state.pace.limit, state.anchor_token_id))
     else:
         tree = build_tree(logits, int(settings.tree_budget), state.anchor_token_id)
-    if math.isinf(tree.log_probs[-1]):  # nodes that the drafter holds impossible are rows that cannot pay
-        tree = tree.prefix(
-            int(np.isfinite(tree.log_probs[1:]).sum())
-        )  # scores never increase: they come last
+    if math.isinf(tree.log_probs[-1]):  # scores never increase: what the drafter holds impossible comes last
+        tree = tree.prefix(int(np.isfinite(tree.log_probs[1:]).sum()))  # without rows that cannot pay
     return tree, {}
 
 
