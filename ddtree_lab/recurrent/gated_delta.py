@@ -96,8 +96,8 @@ def tree_delta_rule(
     # K and Q meet the same two matrices, Kᵀ and S_0: half of the products if they stand below one another.
     rows = torch.cat([keys, queries], dim=1)  # (key heads, 2N, d_k)
     KK, QK = (rows @ keys.mT)[:, None].split(num_nodes, dim=2)
-    from_state = per_head(rows, groups) @ state.to(values.dtype)
-    KS, QS = (from_state.unflatten(1, (2, -1)) * torch.exp(G)[:, None, :, None]).unbind(1)  # (H, N, d_v)
+    from_state = (per_head(rows, groups) @ state.to(values.dtype)).unflatten(1, (2, -1))  # (H, 2, N, d_v)
+    KS, QS = from_state.mul_(torch.exp(G)[:, None, :, None]).unbind(1)
     A = (D_by_key * KK).flatten(0, 1).mul_(beta[..., None])
     target = (values - KS).mul_(beta[..., None])
     # As Uᵀ (I + A)ᵀ = targetᵀ, for which the solver copies nothing. It reads nothing but the strict triangle.
