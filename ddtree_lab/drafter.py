@@ -71,7 +71,7 @@ class DFlashAttention(nn.Module):
 
     def heads(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Roped queries, roped keys and values of rows `x` (B, rows, H), each (B, heads, rows, head_dim)."""
-        parts = [part.forward(x) for part in (self.q_proj, self.k_proj, self.v_proj)]
+        parts = [part(x) for part in (self.q_proj, self.k_proj, self.v_proj)]
         heads = torch.cat(parts, dim=-1).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         # Queries and keys are normed and turned side by side: on few rows a call costs more than what it computes.
         turned, values = heads.tensor_split([self.num_heads + self.num_kv_heads], dim=1)
@@ -97,7 +97,7 @@ class DFlashAttention(nn.Module):
             attn_mask=mask,
             enable_gqa=True,
         )
-        return self.o_proj.forward(out.transpose(1, 2).flatten(2))
+        return self.o_proj(out.transpose(1, 2).flatten(2))
 
 
 def _rotated(heads: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
@@ -126,9 +126,8 @@ class DFlashLayer(nn.Module):
         context: tuple[Tensor, Tensor],
         mask: Tensor | None,
     ) -> Tensor:
-        # `forward` and not the module is called: that would be a quarter of a small product's time on a few rows.
-        x = x + self.self_attn.forward(self.input_layernorm.forward(x), rope, context, mask)
-        return x + self.mlp.forward(self.post_attention_layernorm.forward(x))
+        x = x + self.self_attn(self.input_layernorm(x), rope, context, mask)
+        return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class DFlashDrafter(nn.Module):
@@ -246,7 +245,7 @@ class DFlashDrafter(nn.Module):
     def _keys_values(self, fused: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Keys and values of every layer, which all see the same rows: two of (L, B, kv_heads, rows, d)."""
         layers = [layer.self_attn for layer in self._layers]
-        parts = [part.forward(fused) for layer in layers for part in (layer.k_proj, layer.v_proj)]
+        parts = [part(fused) for layer in layers for part in (layer.k_proj, layer.v_proj)]
         config = self.config
         shape = (len(layers), 2, config.num_key_value_heads, config.head_dim)
         heads = torch.cat(parts, dim=-1).unflatten(-1, shape)  # (B, rows, L, 2, kv_heads, d)
@@ -292,7 +291,7 @@ class DFlashDrafter(nn.Module):
         rope = self._rope(x, position_ids)
         for i, layer in enumerate(self._layers):
             mask = self._layer_mask(i, position_ids, context.position_ids, attention_mask)
-            x = layer.forward(x, rope, (context.keys[i], context.values[i]), mask)
+            x = layer(x, rope, (context.keys[i], context.values[i]), mask)
         return self.norm(x)
 
     def forward(

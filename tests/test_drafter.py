@@ -463,3 +463,16 @@ def test_a_drafter_of_another_target_is_refused():
         draft_block(drafter, embeddings, context, 5)
     with pytest.raises(ValueError, match=r"tap_layer_ids has \[4\], but the target has 4 layers"):
         prefill(target, random_ids(3), make_cache(target), (1, 4))
+
+
+def test_hooks_on_its_layers_and_their_parts_run_once_a_block():
+    """The doctor looks at the masks of the layers so, and whoever wants to see inside does as well."""
+    drafter = drafter_of()
+    block, taps = drafting_input(drafter)
+    seen = []
+    for i, layer in enumerate(drafter.layers):
+        for module in (layer, layer.self_attn, layer.mlp, layer.self_attn.o_proj):
+            module.register_forward_hook(lambda module, *args, i=i: seen.append((i, type(module).__name__)))
+    denoise(drafter, block, taps)
+    kinds = ["Linear", "DFlashAttention", "Qwen3MLP", "DFlashLayer"]
+    assert seen == [(i, kind) for i in range(len(drafter.layers)) for kind in kinds]
