@@ -62,7 +62,7 @@ class DraftTree(Record):
 
     @classmethod
     def _built(cls, *columns: np.ndarray) -> DraftTree:
-        """A tree from the builder, which needs no checking: that would take a tenth of what building it does."""
+        """From the builder, or the first nodes of a tree: checking it would take a tenth of what building it does."""
         tree = object.__new__(cls)
         tree.__dict__.update(zip(cls.__dataclass_fields__, (*columns, None), strict=True))
         return tree
@@ -149,10 +149,9 @@ class DraftTree(Record):
         """Child token id → child node. Of two children with one token the first counts."""
         if self._children is None:
             table: list[dict[int, int]] = [{} for _ in range(self.num_nodes)]
-            edges = zip(self.parents.tolist(), self.token_ids.tolist(), strict=True)
-            for i, (parent, token) in enumerate(edges):
-                if i:
-                    table[parent].setdefault(token, i)
+            edges = zip(self.parents[1:].tolist(), self.token_ids[1:].tolist(), strict=True)
+            for i, (parent, token) in enumerate(edges, start=1):
+                table[parent].setdefault(token, i)
             object.__setattr__(self, "_children", table)
         assert self._children is not None
         return self._children[node]
@@ -187,7 +186,7 @@ class DraftTree(Record):
     def _first(self, n: int) -> DraftTree:
         if n >= self.num_nodes:
             return self
-        return DraftTree(
+        return DraftTree._built(
             self.token_ids[:n], self.parents[:n], self.depths[:n], self.ranks[:n], self.log_probs[:n]
         )
 
