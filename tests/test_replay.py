@@ -101,6 +101,9 @@ def test_the_chain_is_priced_by_its_own_rounds(embedded):
 
 def test_advice_on_prompts_is_foreseen_and_run(embedded, monkeypatch):
     monkeypatch.setattr("ddtree_lab.bench.advisor.BUDGETS", (4, 16))
+    monkeypatch.setattr(
+        "ddtree_lab.bench.advisor.costs_of", lambda pair: RoundCosts((1, 17), (1.0, 2.0), 0.5, 1.0)
+    )
     advice = advise_on(embedded, dl.bundled_prompts("chat")[:1], max_new_tokens=16)
     labels = [choice.label for choice in advice.choices]
     assert labels == ["autoregressive", "dflash", "ddtree 4", "ddtree 16", "ddtree auto"]
