@@ -22,10 +22,11 @@ from jaxtyping import Bool, Float, Int
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RotaryEmbedding
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from ddtree_lab.checkpoint import CONFIG_NAME, WEIGHTS_NAME, open_checkpoint, read_json
 from ddtree_lab.drafter_config import DFlashConfig, refuse_second_generation
+from ddtree_lab.drafter_layers import DFlashLayer, rotated
 from ddtree_lab.stages.embedding import EmbeddingPath
 
 __all__ = ["DFlashConfig", "DFlashDrafter", "DrafterContext"]
@@ -52,82 +53,6 @@ class DrafterContext:
 
     def __repr__(self) -> str:
         return f"DrafterContext(num_rows={self.num_rows}, num_layers={len(self.keys)})"
-
-
-class DFlashAttention(nn.Module):
-    """Attention of block rows over context rows and block rows."""
-
-    def __init__(self, config: DFlashConfig) -> None:
-        super().__init__()
-        hidden, head_dim, bias = config.hidden_size, config.head_dim, config.attention_bias
-        self.head_dim = head_dim
-        self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self.q_proj = nn.Linear(hidden, config.num_attention_heads * head_dim, bias=bias)
-        self.k_proj = nn.Linear(hidden, config.num_key_value_heads * head_dim, bias=bias)
-        self.v_proj = nn.Linear(hidden, config.num_key_value_heads * head_dim, bias=bias)
-        self.o_proj = nn.Linear(config.num_attention_heads * head_dim, hidden, bias=bias)
-        self.q_norm = nn.RMSNorm(head_dim, eps=config.rms_norm_eps)
-        self.k_norm = nn.RMSNorm(head_dim, eps=config.rms_norm_eps)
-
-    def heads(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Roped queries, roped keys and values of rows `x` (B, rows, H), each (B, heads, rows, head_dim)."""
-        parts = [part(x) for part in (self.q_proj, self.k_proj, self.v_proj)]
-        heads = torch.cat(parts, dim=-1).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-        # Queries and keys are normed and turned side by side: on few rows a call costs more than what it computes.
-        turned, values = heads.tensor_split([self.num_heads + self.num_kv_heads], dim=1)
-        weights = torch.cat(
-            [self.q_norm.weight.expand(self.num_heads, -1), self.k_norm.weight.expand(self.num_kv_heads, -1)]
-        )
-        normed = F.rms_norm(turned, (self.head_dim,), eps=self.q_norm.eps) * weights[:, None]
-        queries, keys = _rotated(normed, rope).tensor_split([self.num_heads], dim=1)
-        return queries, keys, values
-
-    def forward(
-        self,
-        x: Tensor,
-        rope: tuple[Tensor, Tensor],
-        context: tuple[Tensor, Tensor],
-        mask: Tensor | None,
-    ) -> Tensor:
-        queries, keys, values = self.heads(x, rope)
-        out = F.scaled_dot_product_attention(
-            queries,
-            torch.cat([context[0], keys], dim=2),
-            torch.cat([context[1], values], dim=2),
-            attn_mask=mask,
-            enable_gqa=True,
-        )
-        return self.o_proj(out.transpose(1, 2).flatten(2))
-
-
-def _rotated(heads: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-    """(…, heads, rows, head_dim) turned to their positions: component i with component i + head_dim / 2.
-
-    Args:
-        rope: of `DFlashDrafter._rope`.
-    """
-    cos, sin = rope
-    partners = heads.roll(heads.shape[-1] // 2, dims=-1)
-    return torch.addcmul(heads * cos, partners, sin)
-
-
-class DFlashLayer(nn.Module):
-    def __init__(self, config: DFlashConfig) -> None:
-        super().__init__()
-        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.self_attn = DFlashAttention(config)
-        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.mlp = Qwen3MLP(config.to_qwen3())
-
-    def forward(
-        self,
-        x: Tensor,
-        rope: tuple[Tensor, Tensor],
-        context: tuple[Tensor, Tensor],
-        mask: Tensor | None,
-    ) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), rope, context, mask)
-        return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class DFlashDrafter(nn.Module):
@@ -252,7 +177,7 @@ class DFlashDrafter(nn.Module):
         keys, values = heads.permute(2, 3, 0, 4, 1, 5).unbind(1)
         weights = torch.stack([layer.k_norm.weight for layer in layers])[:, None, None, None]
         normed = F.rms_norm(keys, keys.shape[-1:], eps=config.rms_norm_eps) * weights
-        return _rotated(normed, rope), values
+        return rotated(normed, rope), values
 
     def _rope(
         self, x: Tensor, position_ids: Int[Tensor, "batch rows"]

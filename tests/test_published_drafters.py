@@ -14,8 +14,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding, rotate_half
 
-from ddtree_lab.drafter import MOVING_ROPES, DFlashDrafter, _rotated
+from ddtree_lab.drafter import MOVING_ROPES, DFlashDrafter
 from ddtree_lab.drafter_config import DFlashConfig
+from ddtree_lab.drafter_layers import rotated
 from ddtree_lab.pair import Pair
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -158,7 +159,7 @@ def test_heads_are_turned_as_the_library_turns_them(kind):
         positions = torch.tensor([[0, 1, 7, last], [3, 4, 5, 6]])
         cos, sin = (factor[:, None] for factor in library(heads, positions))
         expected = heads * cos + rotate_half(heads) * sin
-        found.append(_rotated(heads, drafter._rope(heads, positions)))
+        found.append(rotated(heads, drafter._rope(heads, positions)))
         torch.testing.assert_close(found[-1], expected, rtol=0, atol=1e-6)
     moved = not torch.equal(found[0][1], found[1][1])  # the same positions in a longer text
     assert moved == (kind in MOVING_ROPES)

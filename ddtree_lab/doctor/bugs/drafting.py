@@ -13,7 +13,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from ddtree_lab.doctor import port as port_module
 from ddtree_lab.doctor.bugs.base import Bug, BuggyPort, dflash, replaced
-from ddtree_lab.drafter import DFlashAttention, DFlashDrafter, DrafterContext
+from ddtree_lab.drafter import DFlashDrafter, DrafterContext
+from ddtree_lab.drafter_layers import DFlashAttention
 from ddtree_lab.pair import Pair
 from ddtree_lab.stages.forward import decoder_layers, run_target
 
