@@ -21,12 +21,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from ddtree_lab.checkpoint import CONFIG_NAME, WEIGHTS_NAME, open_checkpoint, read_json
 from ddtree_lab.drafter_config import DFlashConfig, refuse_second_generation
-from ddtree_lab.drafter_layers import DFlashLayer, rotated
+from ddtree_lab.drafter_layers import DFlashLayer, RMSNorm, normed, rotated
 from ddtree_lab.stages.embedding import EmbeddingPath
 
 __all__ = ["DFlashConfig", "DFlashDrafter", "DrafterContext"]
@@ -66,17 +65,23 @@ class DFlashDrafter(nn.Module):
         self.config = config
         num_taps = len(config.target_layer_ids)
         self.fc = nn.Linear(num_taps * config.target_hidden_size, config.hidden_size, bias=False)
-        self.hidden_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.hidden_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.layers = nn.ModuleList(DFlashLayer(config) for _ in range(config.num_hidden_layers))
-        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.rotary_emb = Qwen3RotaryEmbedding(config.to_qwen3())
+        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self._make_rotary()
 
     def _apply(self, fn: Any, recurse: bool = True) -> DFlashDrafter:
         """Moving or casting makes the rotary embedding anew: frequencies rounded to bf16 are wrong far out."""
         super()._apply(fn, recurse)
         with torch.device(self.device):
-            self.rotary_emb = Qwen3RotaryEmbedding(self.config.to_qwen3())
+            self._make_rotary()
         return self
+
+    def _make_rotary(self) -> None:
+        self.rotary_emb = Qwen3RotaryEmbedding(self.config.to_qwen3())
+        frequencies = self.rotary_emb.inv_freq
+        # A component's partner is turned the other way, and the sine of −x is −sin x.
+        self._frequencies = torch.cat([frequencies, frequencies, -frequencies, frequencies])
 
     @property
     def dtype(self) -> torch.dtype:
@@ -135,8 +140,10 @@ class DFlashDrafter(nn.Module):
             rows = embeddings.embed(torch.tensor([block])).to(self.device)
             start = context.num_rows
             positions = torch.arange(start, start + len(block), device=self.device)[None]
-            hidden = self.denoise(rows, positions, context)[:, 1:]  # the anchor's own row predicts nothing
-            return embeddings.logits(hidden)[0]
+            logits = embeddings.logits(self.denoise(rows, positions, context))
+            return logits[
+                0, 1:
+            ]  # the anchor's own row predicts nothing, but eight rows are quicker than seven
 
     def extend_context(
         self,
@@ -170,14 +177,13 @@ class DFlashDrafter(nn.Module):
     def _keys_values(self, fused: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Keys and values of every layer, which all see the same rows: two of (L, B, kv_heads, rows, d)."""
         layers = [layer.self_attn for layer in self._layers]
-        parts = [part(fused) for layer in layers for part in (layer.k_proj, layer.v_proj)]
+        parts = [layer.projected_keys_values(fused) for layer in layers]
         config = self.config
         shape = (len(layers), 2, config.num_key_value_heads, config.head_dim)
         heads = torch.cat(parts, dim=-1).unflatten(-1, shape)  # (B, rows, L, 2, kv_heads, d)
         keys, values = heads.permute(2, 3, 0, 4, 1, 5).unbind(1)
         weights = torch.stack([layer.k_norm.weight for layer in layers])[:, None, None, None]
-        normed = F.rms_norm(keys, keys.shape[-1:], eps=config.rms_norm_eps) * weights
-        return rotated(normed, rope), values
+        return rotated(normed(keys, config.rms_norm_eps) * weights, rope), values
 
     def _rope(
         self, x: Tensor, position_ids: Int[Tensor, "batch rows"]
@@ -185,19 +191,20 @@ class DFlashDrafter(nn.Module):
         """Cosines and sines of positions, in the dtype of `x`, for all heads; a component's sine carries its sign.
 
         What the library's `rotary_emb(x, position_ids)` gives, but for the sign, which its `rotate_half` gives to
-        half of every head; made by half as many calls.
+        half of every head; in half as many calls.
         """
         rotary = self.rotary_emb
         if rotary.rope_type in MOVING_ROPES:
-            cos, sin = (full.chunk(2, dim=-1)[0] for full in rotary(x, position_ids))
-        else:
-            angles = position_ids[..., None] * rotary.inv_freq  # (B, rows, head_dim / 2), float32
-            cos, sin = angles.cos(), angles.sin()
-            if rotary.attention_scaling != 1:
-                cos, sin = cos * rotary.attention_scaling, sin * rotary.attention_scaling
-        factors = torch.cat([cos, cos, -sin, sin], dim=-1).to(x.dtype)
-        cosines, sines = factors[:, None].chunk(2, dim=-1)
-        return cosines, sines
+            cos, sin = (full[:, None] for full in rotary(x, position_ids))
+            first, second = sin.chunk(2, dim=-1)
+            return cos, torch.cat([-first, second], dim=-1)
+        angles, signed_angles = (position_ids[:, None, :, None] * self._frequencies).chunk(
+            2, dim=-1
+        )  # float32
+        cos, sin = angles.cos(), signed_angles.sin()
+        if rotary.attention_scaling != 1:
+            cos, sin = cos * rotary.attention_scaling, sin * rotary.attention_scaling
+        return cos.to(x.dtype), sin.to(x.dtype)
 
     def denoise(
         self,
@@ -286,5 +293,5 @@ class DFlashDrafter(nn.Module):
             drafter = cls(config)
         checkpoint.check({name: tensor.shape for name, tensor in drafter.state_dict().items()})
         drafter.load_state_dict(checkpoint.read(dtype), assign=True)
-        drafter.rotary_emb = Qwen3RotaryEmbedding(config.to_qwen3())  # buffers are not in the checkpoint
+        drafter._make_rotary()  # buffers are not in the checkpoint
         return drafter.to(device).requires_grad_(False).eval()

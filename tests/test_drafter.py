@@ -1,3 +1,4 @@
+import copy
 import json
 import math
 from pathlib import Path
@@ -10,6 +11,7 @@ from torch.nn import functional as F
 
 from ddtree_lab.drafter import DFlashDrafter
 from ddtree_lab.drafter_config import DFlashConfig
+from ddtree_lab.drafter_layers import RMSNorm, normed
 from ddtree_lab.stages.cache import make_cache
 from ddtree_lab.stages.draft import draft_block, extend_context
 from ddtree_lab.stages.embedding import resolve_embeddings
@@ -301,6 +303,7 @@ def naive_denoise(drafter, block, taps):
     """The drafter written down for one row, one head and one key at a time."""
     config, num_context = drafter.config, taps.shape[1]
     groups = config.num_attention_heads // config.num_key_value_heads
+    stored = drafter.state_dict()  # under the published names
     fused = rms_norm(taps[0] @ drafter.fc.weight.T, drafter.hidden_norm)
     x = block[0]
     for layer_idx, layer in enumerate(drafter.layers):
@@ -314,10 +317,11 @@ def naive_denoise(drafter, block, taps):
             position, heads = num_context + row, []
             for head in range(config.num_attention_heads):
 
-                def part(module, source, index):
-                    return (module.weight @ source).view(-1, config.head_dim)[index]
+                def part(name, source, index, layer_idx=layer_idx):
+                    weight = stored[f"layers.{layer_idx}.self_attn.{name}.weight"]
+                    return (weight @ source).view(-1, config.head_dim)[index]
 
-                query = rms_norm(part(attention.q_proj, normed[row], head), attention.q_norm)
+                query = rms_norm(part("q_proj", normed[row], head), attention.q_norm)
                 query = rotate(query, position, config.rope_theta)
                 scores, values = [], []
                 for key_position, source in enumerate(sources):
@@ -325,15 +329,17 @@ def naive_denoise(drafter, block, taps):
                         continue
                     if sliding and position - key_position >= config.sliding_window:
                         continue
-                    key = rms_norm(part(attention.k_proj, source, head // groups), attention.k_norm)
+                    key = rms_norm(part("k_proj", source, head // groups), attention.k_norm)
                     scores.append(query @ rotate(key, key_position, config.rope_theta) / config.head_dim**0.5)
-                    values.append(part(attention.v_proj, source, head // groups))
+                    values.append(part("v_proj", source, head // groups))
                 heads.append(torch.stack(scores).softmax(0) @ torch.stack(values))
             attended.append(attention.o_proj.weight @ torch.cat(heads))
         x = x + torch.stack(attended)
         normed = rms_norm(x, layer.post_attention_layernorm)
-        gate = F.silu(normed @ layer.mlp.gate_proj.weight.T)
-        x = x + (gate * (normed @ layer.mlp.up_proj.weight.T)) @ layer.mlp.down_proj.weight.T
+        gate, up = (
+            normed @ stored[f"layers.{layer_idx}.mlp.{part}_proj.weight"].T for part in ("gate", "up")
+        )
+        x = x + (F.silu(gate) * up) @ layer.mlp.down_proj.weight.T
     return rms_norm(x, drafter.norm)
 
 
@@ -471,8 +477,67 @@ def test_hooks_on_its_layers_and_their_parts_run_once_a_block():
     block, taps = drafting_input(drafter)
     seen = []
     for i, layer in enumerate(drafter.layers):
-        for module in (layer, layer.self_attn, layer.mlp, layer.self_attn.o_proj):
+        for module in (layer, layer.self_attn, layer.mlp, layer.self_attn.qkv_proj, layer.self_attn.o_proj):
             module.register_forward_hook(lambda module, *args, i=i: seen.append((i, type(module).__name__)))
     denoise(drafter, block, taps)
-    kinds = ["Linear", "DFlashAttention", "Qwen3MLP", "DFlashLayer"]
+    kinds = ["Linear", "Linear", "DFlashAttention", "DFlashMLP", "DFlashLayer"]
     assert seen == [(i, kind) for i in range(len(drafter.layers)) for kind in kinds]
+
+
+# ── fewer calls ────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 128), (5, 32), (1, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("scale", [0.0, 1e-6, 1.0, 1e6])
+def test_the_norm_is_the_librarys(shape, dtype, scale):
+    x = (torch.randn(shape, generator=torch.Generator().manual_seed(0)) * scale).to(dtype)
+    ours, theirs = (kind(shape[-1], eps=1e-6, dtype=dtype) for kind in (RMSNorm, torch.nn.RMSNorm))
+    for module in (ours, theirs):
+        module.weight.data = torch.linspace(-1, 2, shape[-1]).to(dtype)
+    torch.testing.assert_close(ours(x), theirs(x))
+
+
+def test_the_norm_has_the_librarys_gradient_and_can_be_trained_after_inference():
+    x = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))
+    x[1] = 0
+    with torch.inference_mode():
+        normed(x, 3e-5)  # makes what is kept
+    gradients = []
+    for function in (normed, lambda x, eps: F.rms_norm(x, (16,), eps=eps)):
+        given = x.clone().requires_grad_()
+        (function(given, 3e-5) * torch.arange(16.0)).sum().backward()
+        gradients.append(given.grad)
+    torch.testing.assert_close(*gradients)
+
+
+def test_products_of_the_same_rows_are_stored_under_the_published_names():
+    drafter, other = drafter_of(attention_bias=True), drafter_of(attention_bias=True, seed=1)
+    stored = {name: tensor.clone() for name, tensor in drafter.state_dict().items()}
+    assert not any("qkv" in name or "gate_up" in name for name in stored)
+    assert stored["layers.0.self_attn.k_proj.bias"].shape == (
+        drafter.config.num_key_value_heads * drafter.config.head_dim,
+    )
+    other.load_state_dict(stored)
+    copied = copy.deepcopy(other)
+    for loaded in (other, copied):
+        assert all(torch.equal(tensor, stored[name]) for name, tensor in loaded.state_dict().items())
+    block, taps = drafting_input(drafter)
+    assert torch.equal(denoise(other, block, taps), denoise(drafter, block, taps))
+    with torch.no_grad():
+        other.state_dict()["layers.1.mlp.up_proj.weight"].zero_()  # a part is the weight itself and no copy
+    assert not torch.equal(denoise(other, block, taps), denoise(copied, block, taps))
+
+
+@pytest.mark.parametrize("change", ["absent", "of another size"])
+def test_a_part_that_does_not_fit_is_reported_under_its_own_name(change):
+    drafter = drafter_of()
+    stored = drafter.state_dict()
+    name = "layers.1.self_attn.k_proj.weight"
+    given = stored.pop(name)
+    if change == "of another size":
+        stored[name] = given[1:]
+    before = {name: tensor.clone() for name, tensor in drafter.state_dict().items()}
+    with pytest.raises(RuntimeError, match=r"layers\.1\.self_attn\.(q|k)_proj\.weight"):
+        drafter.load_state_dict(stored)
+    assert torch.equal(drafter.state_dict()[name], before[name])
