@@ -177,7 +177,7 @@ class DFlashDrafter(nn.Module):
     def _keys_values(self, fused: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Keys and values of every layer, which all see the same rows: two of (L, B, kv_heads, rows, d)."""
         layers = [layer.self_attn for layer in self._layers]
-        parts = [layer.projected_keys_values(fused) for layer in layers]
+        parts = [part(fused) for layer in layers for part in (layer.k_proj, layer.v_proj)]
         config = self.config
         shape = (len(layers), 2, config.num_key_value_heads, config.head_dim)
         heads = torch.cat(parts, dim=-1).unflatten(-1, shape)  # (B, rows, L, 2, kv_heads, d)
