@@ -54,26 +54,45 @@ def make_blocks(
 
 
 @torch.no_grad()
-def tapped_states(target: Qwen3_5ForCausalLM, ids: Tensor, layer_ids: tuple[int, ...]) -> Tensor:
-    """Hidden states after the tapped layers, side by side: (B, C) → (B, C, taps · H)."""
-    states = target.model(input_ids=ids, use_cache=False, output_hidden_states=True).hidden_states
-    return torch.cat([states[layer_id + 1] for layer_id in layer_ids], dim=-1)
+def read_text(target: Qwen3_5ForCausalLM, ids: Tensor, layer_ids: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """The target's pass over ids (B, C): taps, side by side (B, C, taps · H), and logits (B, C, V)."""
+    out = target(input_ids=ids, use_cache=False, output_hidden_states=True)
+    return torch.cat([out.hidden_states[layer_id + 1] for layer_id in layer_ids], dim=-1), out.logits
 
 
-def draft_logits(drafter: DFlashDrafter, target: Qwen3_5ForCausalLM, ids: Tensor, blocks: Blocks) -> Tensor:
+def draft_logits(drafter: DFlashDrafter, target: Qwen3_5ForCausalLM, taps: Tensor, blocks: Blocks) -> Tensor:
     """Logits of the drafted positions: (B, A, block_size − 1, V)."""
-    config = drafter.config
-    taps = tapped_states(target, ids, config.target_layer_ids)
-    context_position_ids = torch.arange(ids.shape[1]).expand_as(ids)
+    context_position_ids = torch.arange(taps.shape[1]).expand(taps.shape[:2])
     embeddings = target.model.embed_tokens(blocks.token_ids)
     hidden = drafter(embeddings, taps, context_position_ids, blocks.position_ids, blocks.attention_mask)
-    drafted = hidden.unflatten(1, (-1, config.block_size))[:, :, 1:]  # the anchor's row predicts nothing
+    drafted = hidden.unflatten(1, (-1, drafter.config.block_size))[
+        :, :, 1:
+    ]  # the anchor's row predicts nothing
     return target.lm_head(drafted)
 
 
-def block_loss(logits: Tensor, blocks: Blocks) -> Tensor:
-    """Cross-entropy of every drafted token, weighted by its distance from the anchor."""
-    per_token = F.cross_entropy(logits.flatten(0, 2), blocks.labels.flatten(), reduction="none")
+def target_probabilities(target_logits: Tensor, blocks: Blocks, temperatures: Tensor) -> Tensor:
+    """What the target drew every drafted token from, given all before it: (B, A, block_size − 1, V).
+
+    The token itself at temperature 0. Given only the anchor, the mean of these is the token's distribution, which
+    is what the drafter is to learn, so they are labels with less noise than the tokens drawn from them.
+
+    Args:
+        target_logits: (B, C, V) of the sequences.
+        temperatures: (B,) at which they were written.
+    """
+    vocab_size = target_logits.shape[-1]
+    drafted = blocks.position_ids.unflatten(1, (blocks.labels.shape[1], -1))[:, :, 1:]
+    before = (drafted - 1).clamp(max=target_logits.shape[1] - 1).flatten(1)
+    logits = target_logits.gather(1, before[..., None].expand(-1, -1, vocab_size)).view(*drafted.shape, -1)
+    temperatures = temperatures[:, None, None, None]
+    drawn_from = (logits / temperatures.clamp(min=1e-3)).softmax(dim=-1)
+    return torch.where(temperatures > 0, drawn_from, F.one_hot(blocks.labels, vocab_size).to(logits.dtype))
+
+
+def block_loss(logits: Tensor, wanted: Tensor, blocks: Blocks) -> Tensor:
+    """Cross-entropy against `target_probabilities`, weighted by the distance from the anchor."""
+    per_token = F.cross_entropy(logits.flatten(0, 2), wanted.flatten(0, 2), reduction="none")
     weights = blocks.weights.flatten()
     return (per_token * weights).sum() / weights.sum()
 
@@ -92,7 +111,8 @@ def chain_emitted_tokens(
     blocks = make_blocks(
         ids, torch.tensor([length]), anchors, block_size, drafter.config.mask_token_id, position_decay=4.0
     )
-    right = draft_logits(drafter, target, ids, blocks).argmax(-1) == blocks.labels
+    taps, _ = read_text(target, ids, drafter.config.target_layer_ids)
+    right = draft_logits(drafter, target, taps, blocks).argmax(-1) == blocks.labels
     right &= blocks.weights > 0
     accepted = right.long().cumprod(dim=-1).sum(dim=-1)[0].tolist()  # by anchor
     rounds, anchor = 0, prompt_length

@@ -54,7 +54,11 @@ def write_model_card() -> None:
         "num_rollouts": f"{int((~rollouts.is_validation).sum()):,}",
         "rollout_tokens": f"{rollouts.lengths[~rollouts.is_validation].sum() / 1e6:.1f}",
         "chat_temperatures": " and ".join(f"{value:g}" for value in ROLLOUT_SAMPLING.chat_temperatures),
-        "document_temperature": ROLLOUT_SAMPLING.document_temperature,
+        "document_temperatures": " and ".join(
+            f"{value:g}" for value in sorted(set(ROLLOUT_SAMPLING.document_temperatures))
+        ),
+        "num_whole_epochs": DRAFTER_TRAINING.num_whole_epochs,
+        "late_document_share": f"{DRAFTER_TRAINING.late_document_share:.0%}",
         "seeds": ", ".join(f"{name.replace('_', ' ')} {seed}" for name, seed in vars(SEEDS).items()),
         "max_new_tokens": EVALUATION.max_new_tokens,
         "prompts": sum(group["prompts"] for group in groups),

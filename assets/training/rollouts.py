@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 2 -m assets.training.rollouts
 
 Chat prompts come from the training side of the split only, at temperatures 0 and 0.9; document
-windows from training documents, at 0.8. A few held-out chat prompts are rolled out too: they are
+windows from training documents, one greedily for three at 0.7. A few held-out chat prompts are rolled out too: they are
 the drafter's validation and never trained on.
 """
 
@@ -21,7 +21,7 @@ from .data import encode_documents
 from .documents import load_documents
 from .optimisation import Processes
 from .sampling import continuations, load_target
-from .settings import BUILD, ROLLOUT_SAMPLING, ROLLOUTS_FILE, SEEDS, TARGET_FOLDER
+from .settings import BUILD, ROLLOUT_SAMPLING, ROLLOUTS_FILE, SEEDS, TARGET_FOLDER, TURN_START
 from .tasks import draw_tasks
 from .tokenizer import chat_text, load_tokenizer
 
@@ -42,6 +42,7 @@ class Rollouts:
     ids: np.ndarray
     prompt_lengths: np.ndarray
     lengths: np.ndarray
+    temperatures: np.ndarray  # at which each was written
     is_validation: np.ndarray
     seen_tasks: np.ndarray  # uint64 hashes of the chat tasks trained on
 
@@ -50,11 +51,17 @@ class Rollouts:
         with np.load(ROLLOUTS_FILE) as stored:
             return cls(**{name: stored[name] for name in stored.files})
 
+    @property
+    def is_chat(self) -> np.ndarray:
+        """Whether a text is an answer, (N,): chats begin with a turn, documents anywhere."""
+        return self.ids[:, 0] == load_tokenizer().convert_tokens_to_ids(TURN_START)
+
     def select(self, rows: np.ndarray) -> "Rollouts":
         return Rollouts(
             self.ids[rows],
             self.prompt_lengths[rows],
             self.lengths[rows],
+            self.temperatures[rows],
             self.is_validation[rows],
             self.seen_tasks,
         )
@@ -103,11 +110,12 @@ def _document_prompts(count: int) -> Iterator[Prompt]:
     sampling = ROLLOUT_SAMPLING
     rng = random.Random(SEEDS.rollouts)
     documents = [document for document in load_documents() if not document.is_held_out]
-    stream = np.concatenate(list(encode_documents(rng.sample(documents, 120))))
-    for _ in range(count):
+    stream = np.concatenate(list(encode_documents(documents)))
+    for index in range(count):
         start = rng.randrange(len(stream) - sampling.document_prompt_length)
         window = stream[start : start + sampling.document_prompt_length]
-        yield Prompt(tuple(window.tolist()), sampling.document_temperature, "documents")
+        temperature = sampling.document_temperatures[index % len(sampling.document_temperatures)]
+        yield Prompt(tuple(window.tolist()), temperature, "documents")
 
 
 def _batches(prompts: list[Prompt]) -> Iterator[list[Prompt]]:
@@ -138,7 +146,10 @@ def _padded(sequences: list[tuple[Prompt, list[int]]]) -> dict[str, np.ndarray]:
     for row, (prompt, answer) in enumerate(sequences):
         ids[row, : lengths[row]] = [*prompt.ids, *answer][:width]
     is_validation = np.array([prompt.domain == "validation" for prompt, _ in sequences])
-    return {"ids": ids, "prompt_lengths": prompt_lengths, "lengths": lengths, "is_validation": is_validation}
+    return {
+        "ids": ids, "prompt_lengths": prompt_lengths, "lengths": lengths, "is_validation": is_validation,
+        "temperatures": np.array([prompt.temperature for prompt, _ in sequences], np.float32),
+    }  # fmt: skip
 
 
 def _merge(count: int, seen_tasks: np.ndarray) -> None:

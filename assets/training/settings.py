@@ -54,10 +54,10 @@ class RolloutSampling:
     """How many prompts the target continues for the drafter, and how."""
 
     num_chat: int = 8_000
-    num_documents: int = 1_000
+    num_documents: int = 10_000
     num_validation: int = 200
     chat_temperatures: tuple[float, ...] = (0.0, 0.9)
-    document_temperature: float = 0.8
+    document_temperatures: tuple[float, ...] = (0.0, 0.7, 0.7, 0.7)
     document_prompt_length: int = 48
     max_new_tokens: int = 140
     maximum_length: int = 192
@@ -68,7 +68,7 @@ class RolloutSampling:
 class DrafterTraining:
     """Drafter: steps, schedule, and the blocks (anchors) trained in each sequence."""
 
-    num_steps: int = 3000
+    num_steps: int = 9000
     batch_size: int = 8
     anchors_per_sequence: int = 32
     learning_rate: float = 3e-3
@@ -76,7 +76,11 @@ class DrafterTraining:
     flat_share: float = 0.4
     warmup_steps: int = 40
     position_decay: float = 4.0
-    checkpoint_every: int = 200
+    num_whole_epochs: int = 2
+    late_document_share: float = (
+        0.25  # of the documents, in each later epoch: chat is what takes longest to learn
+    )
+    checkpoint_every: int = 500
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,14 @@ from transformers import Qwen3_5ForCausalLM
 
 from ddtree_lab.drafter import DFlashConfig, DFlashDrafter
 
-from .blocks import block_loss, chain_emitted_tokens, draft_logits, make_blocks
+from .blocks import (
+    block_loss,
+    chain_emitted_tokens,
+    draft_logits,
+    make_blocks,
+    read_text,
+    target_probabilities,
+)
 from .optimisation import Log, Optimisers, Processes, save_checkpoint, schedule
 from .rollouts import Rollouts
 from .sampling import load_target
@@ -22,6 +29,7 @@ from .tokenizer import load_tokenizer
 CHECKPOINT = BUILD / "drafter_checkpoint.pt"
 LOG = BUILD / "drafter_log.jsonl"
 NUM_VALIDATION = 60
+NUM_LAYERS = 3
 
 
 def drafter_config(target: Qwen3_5ForCausalLM) -> DFlashConfig:
@@ -33,7 +41,7 @@ def drafter_config(target: Qwen3_5ForCausalLM) -> DFlashConfig:
     return DFlashConfig(
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
-        num_hidden_layers=3,
+        num_hidden_layers=NUM_LAYERS,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=32,
@@ -45,20 +53,23 @@ def drafter_config(target: Qwen3_5ForCausalLM) -> DFlashConfig:
         target_hidden_size=config.hidden_size,
         rope_theta=1e6,
         max_position_embeddings=config.max_position_embeddings,
-        layer_types=("full_attention",) * 3,
+        layer_types=("full_attention",) * NUM_LAYERS,
     )
 
 
 def batches(rollouts: Rollouts, num_steps: int, start_step: int = 0) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Batches (ids, lengths, anchors) of sequences of similar length, cut to the longest.
+    """Batches (ids, lengths, temperatures, anchors) of sequences of similar length, cut to the longest.
 
-    Each epoch is shuffled, sorted by length within pools of 32 batches, and shuffled by batch.
+    Each epoch is shuffled, sorted by length within pools of 32 batches, and shuffled by batch. The later epochs
+    have fewer documents: what can be learnt of them is learnt first.
     """
     training = DRAFTER_TRAINING
     step = epoch = 0
     while True:
         rng = np.random.default_rng((SEEDS.drafter, epoch))
         order = rng.permutation(len(rollouts.ids))
+        if epoch >= training.num_whole_epochs:
+            order = order[rollouts.is_chat[order] | (rng.random(len(order)) < training.late_document_share)]
         groups = []
         for pool in np.array_split(order, max(1, len(order) // (32 * training.batch_size))):
             by_length = pool[np.argsort(rollouts.lengths[pool], kind="stable")]
@@ -74,7 +85,8 @@ def batches(rollouts: Rollouts, num_steps: int, start_step: int = 0) -> Iterator
             if step >= start_step:
                 width = rollouts.lengths[group].max()
                 ids = torch.from_numpy(rollouts.ids[group, :width].astype(np.int64))
-                yield ids, torch.from_numpy(rollouts.lengths[group]), anchors
+                values = (rollouts.lengths[group], rollouts.temperatures[group])
+                yield ids, *map(torch.from_numpy, values), anchors
             step += 1
         epoch += 1
 
@@ -116,12 +128,14 @@ def train(num_steps: int) -> None:
     log = Log(LOG, every=25, is_first=processes.is_first, start_step=start_step)
     stream = batches(rollouts.select(~rollouts.is_validation), num_steps, start_step)
     for step, batch in enumerate(stream, start_step):
-        ids, lengths, anchors = (processes.share(part) for part in batch)
+        ids, lengths, temperatures, anchors = (processes.share(part) for part in batch)
         config = drafter.config
         blocks = make_blocks(
             ids, lengths, anchors, config.block_size, config.mask_token_id, training.position_decay
         )
-        loss = block_loss(draft_logits(drafter, target, ids, blocks), blocks)
+        taps, target_logits = read_text(target, ids, config.target_layer_ids)
+        wanted = target_probabilities(target_logits, blocks, temperatures)
+        loss = block_loss(draft_logits(drafter, target, taps, blocks), wanted, blocks)
         loss.backward()
         norm = processes.average_gradients(drafter)
         optimisers.step(schedule(step, num_steps, training.warmup_steps, training.flat_share))
