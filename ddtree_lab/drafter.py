@@ -68,20 +68,14 @@ class DFlashDrafter(nn.Module):
         self.hidden_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.layers = nn.ModuleList(DFlashLayer(config) for _ in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self._make_rotary()
+        self.rotary_emb = Qwen3RotaryEmbedding(config.to_qwen3())
 
     def _apply(self, fn: Any, recurse: bool = True) -> DFlashDrafter:
         """Moving or casting makes the rotary embedding anew: frequencies rounded to bf16 are wrong far out."""
         super()._apply(fn, recurse)
         with torch.device(self.device):
-            self._make_rotary()
+            self.rotary_emb = Qwen3RotaryEmbedding(self.config.to_qwen3())
         return self
-
-    def _make_rotary(self) -> None:
-        self.rotary_emb = Qwen3RotaryEmbedding(self.config.to_qwen3())
-        frequencies = self.rotary_emb.inv_freq
-        # A component's partner is turned the other way, and the sine of −x is −sin x.
-        self._frequencies = torch.cat([frequencies, frequencies, -frequencies, frequencies])
 
     @property
     def dtype(self) -> torch.dtype:
@@ -141,9 +135,7 @@ class DFlashDrafter(nn.Module):
             start = context.num_rows
             positions = torch.arange(start, start + len(block), device=self.device)[None]
             logits = embeddings.logits(self.denoise(rows, positions, context))
-            return logits[
-                0, 1:
-            ]  # the anchor's own row predicts nothing, but eight rows are quicker than seven
+            return logits[0, 1:]  # the anchor's own row predicts nothing; eight are quicker than seven
 
     def extend_context(
         self,
@@ -191,20 +183,19 @@ class DFlashDrafter(nn.Module):
         """Cosines and sines of positions, in the dtype of `x`, for all heads; a component's sine carries its sign.
 
         What the library's `rotary_emb(x, position_ids)` gives, but for the sign, which its `rotate_half` gives to
-        half of every head; in half as many calls.
+        half of every head; made by half as many calls.
         """
         rotary = self.rotary_emb
         if rotary.rope_type in MOVING_ROPES:
-            cos, sin = (full[:, None] for full in rotary(x, position_ids))
-            first, second = sin.chunk(2, dim=-1)
-            return cos, torch.cat([-first, second], dim=-1)
-        angles, signed_angles = (position_ids[:, None, :, None] * self._frequencies).chunk(
-            2, dim=-1
-        )  # float32
-        cos, sin = angles.cos(), signed_angles.sin()
-        if rotary.attention_scaling != 1:
-            cos, sin = cos * rotary.attention_scaling, sin * rotary.attention_scaling
-        return cos.to(x.dtype), sin.to(x.dtype)
+            cos, sin = (full.chunk(2, dim=-1)[0] for full in rotary(x, position_ids))
+        else:
+            angles = position_ids[..., None] * rotary.inv_freq  # (B, rows, head_dim / 2), float32
+            cos, sin = angles.cos(), angles.sin()
+            if rotary.attention_scaling != 1:
+                cos, sin = cos * rotary.attention_scaling, sin * rotary.attention_scaling
+        factors = torch.cat([cos, cos, -sin, sin], dim=-1).to(x.dtype)
+        cosines, sines = factors[:, None].chunk(2, dim=-1)
+        return cosines, sines
 
     def denoise(
         self,
@@ -293,5 +284,5 @@ class DFlashDrafter(nn.Module):
             drafter = cls(config)
         checkpoint.check({name: tensor.shape for name, tensor in drafter.state_dict().items()})
         drafter.load_state_dict(checkpoint.read(dtype), assign=True)
-        drafter._make_rotary()  # buffers are not in the checkpoint
+        drafter.rotary_emb = Qwen3RotaryEmbedding(config.to_qwen3())  # buffers are not in the checkpoint
         return drafter.to(device).requires_grad_(False).eval()

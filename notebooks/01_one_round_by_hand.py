@@ -26,6 +26,8 @@
 # ```
 
 # %%
+import textwrap
+
 import numpy as np
 import torch
 from transformers import logging
@@ -117,7 +119,7 @@ for i in range(tree.num_nodes):
 # %% [markdown]
 # Node 0 is the anchor, the root; the budget does not count it. Parents come before their children and the probabilities
 # never increase, so the tree of a smaller budget is simply the first nodes of this one. Some paths are text that nobody
-# would write, such as `starts at at`: two positions had the same favourite, and neither knew of the other.
+# would write, such as `starts at 114`: two positions had the same favourite, and neither knew of the other.
 #
 # A [session](#Back,-and-another-way) makes the same calls and can draw where it stands:
 
@@ -289,8 +291,8 @@ elsewhere = next(leaf for leaf in tree.leaves() if leaf not in kept)
 other.force_path(elsewhere)
 other.run()
 session.run()
-print(f"\nThe target's own:\n{session.text}")
-print(f"\nThe other branch:\n{other.text}")
+print(f"\nThe target's own:\n{textwrap.fill(session.text, 100)}")
+print(f"\nThe other branch:\n{textwrap.fill(other.text, 100)}")
 
 # %% [markdown]
 # The other text begins with a token the target did not want, and is continued by the target as best it can. Forcing a path

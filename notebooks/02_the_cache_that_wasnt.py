@@ -145,8 +145,8 @@ measure("tree of 16, three patches", "ddtree", "flattened")
 
 # %% [markdown]
 # Two things are off. Acceptance has collapsed, and more so for the tree than for the chain: the better method looks worse.
-# And the **texts are wrong**, which, as notebook 1 said, no drafter can cause. An acceptance figure alone blames the
-# drafter; a comparison of texts acquits it in a minute.
+# And **texts are wrong**, all of the tree's and half of the chain's, which, as notebook 1 said, no drafter can cause. An
+# acceptance figure alone blames the drafter; a comparison of texts acquits it in a minute.
 #
 # ## Where it goes wrong: the sibling leak
 #
@@ -206,13 +206,13 @@ print(f"before the first sibling: {int(before.sum())} of {len(before)}")
 print(f"from it on: {int(after.sum())} of {len(after)}")
 
 # %% [markdown]
-# Most greedy tokens of this confident little model survive the error. That is the treacherous part: text still looks like
+# Some greedy tokens of this confident little model survive the error. That is the treacherous part: text still looks like
 # text.
 #
 # ## A rollback that isn't
 #
-# Now the chain, whose verify pass was right. Why is *its* text wrong too? Because of what comes after. The target has run
-# on rejected tokens, and the cache has to forget them. An attention layer drops rows. What does a state drop?
+# Now the chain, whose verify pass was right. Why are texts of *its* wrong too? Because of what comes after. The target has
+# run on rejected tokens, and the cache has to forget them. An attention layer drops rows. What does a state drop?
 
 # %%
 rejected = draft.logits.argmax(-1)[None]
@@ -269,9 +269,9 @@ for tapped in drafter.tap_layer_ids:
     print(f"tap of layer {tapped}: off by {by_node}")
 
 # %% [markdown]
-# The last accepted node came through a sibling, and its taps are wrong by more than half their length. They become the
-# drafter's context, for good. So a wrong port lowers acceptance twice: the target rejects good drafts, and the drafter,
-# fed with wrong states, drafts worse ones.
+# The last two accepted nodes came through a sibling, and their taps are wrong by four fifths of their length or more. They
+# become the drafter's context, for good. So a wrong port lowers acceptance twice: the target rejects good drafts, and the
+# drafter, fed with wrong states, drafts worse ones.
 #
 # ## What each patch fixed
 #

@@ -46,7 +46,7 @@ pair = dl.load_pair()
 # is not counted). What it *would* have accepted can be read off the large one: the accepted path as far as it lies within
 # the first nodes. One recording answers for all smaller budgets.
 #
-# Two kinds of text: short chat tasks, on which the drafter was trained, and raw documentation and code, which it finds
+# Two kinds of text: short chat tasks, which the drafter foresees well, and raw documentation and code, which it finds
 # hard.
 
 # %%
@@ -336,9 +336,9 @@ dl.chart(
 )
 
 # %% [markdown]
-# On a quiet machine the points follow the line, a little below it, and `"auto"` comes close to the best fixed budget
-# without being told it. On the hard text the drafter is wrong so often that here no draft pays for itself; `"auto"` can
-# notice that only by drafting, so it stays below plain decoding.
+# On a quiet machine the points follow the line, and `"auto"` comes close to the best fixed budget without being told it. On
+# the hard text the drafter is wrong so often that a draft pays little: a small tree is somewhat ahead of plain decoding,
+# the chain and a large tree are behind it. Where nothing pays, `"auto"` can notice that only by drafting.
 #
 # Three rules that outlast the numbers:
 #

@@ -80,13 +80,13 @@ for name, report in reports.items():
     print(f"{name:4}  text {text}, {finding(report, 'acceptance').symptom}")
 
 # %% [markdown]
-# The first number of each line is the port's, and they are much alike. The second one is new: what the *drafter* gives **on
-# clean states**. It is measured with everything of the port's taken away: the target runs alone over its own text, the
+# The first number of each line is the port's, and all three are below two. The second one is new: what the *drafter* gives
+# **on clean states**. It is measured with everything of the port's taken away: the target runs alone over its own text, the
 # drafter reads true hidden states, and one counts what a walk would have accepted. If the two numbers agree, the port loses
 # nothing. If the first is lower, the difference is the port's.
 #
-# For Cleo they agree. The drafter can do no more. And a text is *right* if it is the target's own, token by token. Together
-# that is enough for a verdict:
+# For Cleo they agree, as far as a few rounds can tell. The drafter can do no more. And a text is *right* if it is the
+# target's own, token by token. Together that is enough for a verdict:
 
 # %%
 for name, report in reports.items():
@@ -115,9 +115,10 @@ dl.chart(
 )
 
 # %% [markdown]
-# The clean port keeps nearly all that it reaches. The three others all fall short from the first depth on, each in its
-# way. Curves like these are a hint; at fewer than two tokens a round only a few rounds reach the deeper places. What
-# proves something is a comparison of each stage with the truth, and that is what the doctor's checks are.
+# The clean port keeps three of four first drafts, and nearly all that come after them. The three others all fall short from
+# the first depth on, each in its way. Curves like these are a hint; at fewer than two tokens a round only a few rounds
+# reach the deeper places. What proves something is a comparison of each stage with the truth, and that is what the doctor's
+# checks are.
 #
 # ## What a finding says
 #

@@ -268,9 +268,10 @@ figure.suptitle("Hatched: not lossless", fontsize=9, y=1.04)
 dl.chart(figure, "accepted drafts a round of the five verifiers; two of them are not lossless")
 
 # %% [markdown]
-# Look at the lossless ones. On chat the drafter is nearly always right, and the tree leads. On docs at temperature 1 the
-# target is undecided, and the order turns over: a chain of seven drawn tokens with rejection keeps *more* than a tree of 32
-# favourites, and costs a quarter of the rows. To see why, look at the first draft alone. There everything has a formula:
+# Look at the lossless ones. On chat the drafter is nearly always right, and the tree leads, by little. On docs at
+# temperature 1 the target is undecided, and the order turns over: a chain of seven drawn tokens with rejection keeps *more*
+# than a tree of 32 favourites, and costs a quarter of the rows. To see what each forgives, look at the first draft alone.
+# There everything has a formula:
 #
 # | verifier | probability that the first draft is kept |
 # |---|---|
@@ -311,6 +312,9 @@ dl.chart(
 )
 
 # %% [markdown]
+# On docs the tree is a little ahead at the first draft, in the mean; what the drawn chain wins over a round it wins further
+# down, where it still has a token at every depth.
+#
 # Matching asks one token to be right. The tree puts several tokens into the same place and matches any of them: all of `p`
 # where the target hesitates between a few. Rejection forgives as much as `p` and `q` overlap over the *whole* vocabulary:
 # where the target could say a hundred things, no budget covers them, but a drafter that is undecided in the same way is

@@ -59,7 +59,7 @@ def test_a_replay_ends_where_the_text_ends(embedded):
 @pytest.fixture(scope="module")
 def recordings(embedded):
     return {
-        domain: [record_text(embedded, p, temperature=t, max_new_tokens=60) for p in dl.bundled_prompts(domain)[:2]]
+        domain: [record_text(embedded, p, temperature=t, max_new_tokens=100) for p in dl.bundled_prompts(domain)[:4]]
         for domain, t in DOMAINS.items()
     }  # fmt: skip
 
@@ -67,7 +67,10 @@ def recordings(embedded):
 @pytest.mark.parametrize("curve", CURVES)
 @pytest.mark.parametrize("domain", DOMAINS)
 def test_auto_is_within_three_per_cent_of_the_best_fixed_choice(domain, curve, recordings):
-    """In foreseen seconds, so that no clock is asked: what is lost by choosing, not by measuring."""
+    """In foreseen seconds, so that no clock is asked: what is lost by choosing, not by measuring.
+
+    The best of eleven budgets is known afterwards only, and the shorter the texts, the more of it is luck.
+    """
     costs = CURVES[curve]
     ways = {("dflash", None): [r for one in recordings[domain] for r in one.chain_rounds()]}
     for budget in (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 128):

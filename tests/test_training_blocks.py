@@ -12,7 +12,7 @@ from pairs import random_pair
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # assets/ is beside the package, and no part of it
 
-from assets.training.blocks import (  # noqa: E402
+from assets.training.blocks import (
     block_loss,
     draft_logits,
     make_blocks,
