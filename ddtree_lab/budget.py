@@ -64,9 +64,9 @@ class Pace:
 
     def best_prefix(self, tree: DraftTree) -> DraftTree:
         """The part of a tree that is worth verifying."""
-        gain = 1 + self.trust * np.concatenate([[0.0], np.cumsum(np.exp(tree.log_probs[1:]))])  # (n,)
-        cost = self.costs.draft_seconds + self.costs.of(np.arange(1, tree.num_nodes + 1))
-        return tree.prefix(int(np.argmax(gain / cost)))
+        mass = np.cumsum(np.exp(tree.log_probs)) - 1  # (n,); the root's own probability is 1
+        cost = self.costs.draft_seconds + self.costs.by_rows[: tree.num_nodes]
+        return tree.prefix(int(np.argmax((1 + self.trust * mass[: len(cost)]) / cost)))
 
     def after(self, tree: DraftTree, num_accepted: int, num_emitted: int) -> Pace:
         """The pace after a round that verified `tree`.
@@ -76,19 +76,23 @@ class Pace:
         """
         if not self.drafts:
             return self.rested(1)
-        pace = replace(
+        num_rows = min(tree.num_nodes, len(self.costs.by_rows))
+        emitted = LONG_MEMORY * self.emitted + num_emitted
+        seconds = (
+            LONG_MEMORY * self.seconds + self.costs.draft_seconds + float(self.costs.by_rows[num_rows - 1])
+        )
+        pays = emitted * self.costs.plain_seconds > seconds  # against plain decoding
+        rest = 0 if pays else min(2 * self.rest + 1, LONGEST_REST)
+        return replace(
             self,
             accepted=MEMORY * self.accepted + num_accepted,
             expected=MEMORY * self.expected + tree.mass,
-            emitted=LONG_MEMORY * self.emitted + num_emitted,
-            seconds=LONG_MEMORY * self.seconds
-            + self.costs.draft_seconds
-            + float(self.costs.of(tree.num_nodes)),
+            emitted=emitted,
+            seconds=seconds,
             limit=min(self.costs.largest_budget, 2 * tree.num_drafted + 16),
+            rest=rest,
+            resting=rest,
         )
-        pays = pace.emitted * self.costs.plain_seconds > pace.seconds  # against plain decoding
-        rest = 0 if pays else min(2 * self.rest + 1, LONGEST_REST)
-        return replace(pace, rest=rest, resting=rest)
 
     def rested(self, num_rounds: int) -> Pace:
         """The pace after rounds without a draft."""

@@ -6,10 +6,12 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 
 from ddtree_lab.compat import is_tensor_parallel
 from ddtree_lab.sampling import Sampler
@@ -53,6 +55,11 @@ class RoundCosts:
     def of(self, rows: Any) -> Any:
         """Seconds of rounds with so many rows, the draft not counted; linear between what was measured."""
         return np.interp(np.asarray(rows, dtype=float), self.rows, self.seconds)
+
+    @cached_property
+    def by_rows(self) -> Float[np.ndarray, " row"]:
+        """`of` rounds with 1, 2, … rows up to the largest: what every adaptive round asks for."""
+        return self.of(np.arange(1, self.rows[-1] + 1))
 
 
 _measured: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, RoundCosts]] = (

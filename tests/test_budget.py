@@ -75,7 +75,15 @@ def test_a_drafter_that_is_right_is_asked_in_every_round_and_may_have_more():
 
 def test_costs_are_between_what_was_measured():
     assert GENTLE.of([1, 129, 257]).tolist() == [1.0, 3.5, 6.0]
+    assert GENTLE.by_rows.tolist() == [float(GENTLE.of(rows)) for rows in range(1, 258)]
     assert GENTLE.largest_budget == 256
+
+
+def test_a_tree_larger_than_what_was_measured_is_cut_to_it():
+    small = RoundCosts((1, 9), (1.0, 1.0), 0.1, 1.0)
+    pace, tree = Pace(small), some_tree(64)
+    assert pace.best_prefix(tree).num_drafted == 8
+    assert pace.after(tree, 2, 3).seconds == pytest.approx(1.1)
 
 
 def test_measured_costs_rise_and_stop_where_nothing_could_pay():
