@@ -89,7 +89,7 @@ class Pace:
             expected=MEMORY * self.expected + tree.mass,
             emitted=emitted,
             seconds=seconds,
-            limit=min(self.costs.largest_budget, 2 * tree.num_drafted + 16),
+            limit=min(self.costs.largest_budget, tree.num_drafted + max(tree.num_drafted, 16)),
             rest=rest,
             resting=rest,
         )
