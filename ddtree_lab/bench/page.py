@@ -39,9 +39,9 @@ Two runs differ by some three per cent, so a value that close to its limit may b
   committed rows (about half of *commit*): some thirty small matrix products, whose weights the verify pass has pushed
   out of the processor's second-level cache, and the calls between them. No bound forbids a quarter at budget 32 on so
   small a pair. In turns with the code before, norms in fewer calls brought one point of the share and are built. What
-  was tried beyond it brought half a point each (a table of rotations; the committed rows' keys and values in the pass of
-  the next block) or less (one parameter for a layer's queries, keys and values), and would have cost a simple context
-  or parameters that are the published tensors. The quicker the verify pass, the larger is the share of the rest.
+  was tried beyond it brought half a point each (a table of rotations; the committed rows' keys and values in the pass
+  of the next block) or less (one parameter for a layer's queries, keys and values), and would have cost a simple
+  context, or parameters that are the published tensors. The quicker the verify pass, the larger the share of the rest.
 * *Auto* also decodes plainly where nothing pays, so on hard text it can be ahead of every fixed choice."""
 
 

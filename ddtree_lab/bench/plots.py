@@ -35,7 +35,7 @@ def plot_sweep(rows: Sequence[Row], folder: str | Path) -> Path | None:
     for (domain, temperature, label), group in grouped(rows):
         if (speedup := over_prompts(group, "speedup")) is not None:
             speeds.setdefault(f"{domain}, temperature {temperature:g}", {})[label] = speedup
-    drawn = figure() if speeds else None
+    drawn = figure(height=4.4) if speeds else None
     if drawn is None:
         return None
     made, axes = drawn
@@ -50,7 +50,7 @@ def plot_sweep(rows: Sequence[Row], folder: str | Path) -> Path | None:
     axes.axhline(1.0, color="0.6", linewidth=0.8)
     axes.set_xticks(range(len(ticks)), ticks)
     axes.set(xlabel="tree budget", ylabel="speed-up, median over prompts", ylim=(0, None))
-    axes.legend(frameon=False, loc="center", ncols=2)  # hard text lies below it, easy text above
+    made.legend(frameon=False, loc="outside lower center", ncols=2)  # lines may be anywhere inside
     return save(made, Path(folder) / "speedup.svg")
 
 
