@@ -25,7 +25,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from ddtree_lab.checkpoint import CONFIG_NAME, WEIGHTS_NAME, open_checkpoint, read_json
 from ddtree_lab.drafter_config import DFlashConfig, refuse_second_generation
-from ddtree_lab.drafter_layers import DFlashLayer, RMSNorm, normed, rotated
+from ddtree_lab.drafter_layers import DFlashLayer, RMSNorm, Rope, normed, rotated
 from ddtree_lab.stages.embedding import EmbeddingPath
 
 __all__ = ["DFlashConfig", "DFlashDrafter", "DrafterContext"]
@@ -166,7 +166,7 @@ class DFlashDrafter(nn.Module):
             torch.cat([context.position_ids, position_ids], dim=1),
         )
 
-    def _keys_values(self, fused: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def _keys_values(self, fused: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
         """Keys and values of every layer, which all see the same rows: two of (L, B, kv_heads, rows, d)."""
         layers = [layer.self_attn for layer in self._layers]
         parts = [part(fused) for layer in layers for part in (layer.k_proj, layer.v_proj)]

@@ -302,7 +302,6 @@ def naive_denoise(drafter, block, taps):
     """The drafter written down for one row, one head and one key at a time."""
     config, num_context = drafter.config, taps.shape[1]
     groups = config.num_attention_heads // config.num_key_value_heads
-    stored = drafter.state_dict()  # under the published names
     fused = rms_norm(taps[0] @ drafter.fc.weight.T, drafter.hidden_norm)
     x = block[0]
     for layer_idx, layer in enumerate(drafter.layers):
@@ -316,11 +315,10 @@ def naive_denoise(drafter, block, taps):
             position, heads = num_context + row, []
             for head in range(config.num_attention_heads):
 
-                def part(name, source, index, layer_idx=layer_idx):
-                    weight = stored[f"layers.{layer_idx}.self_attn.{name}.weight"]
-                    return (weight @ source).view(-1, config.head_dim)[index]
+                def part(module, source, index):
+                    return (module.weight @ source).view(-1, config.head_dim)[index]
 
-                query = rms_norm(part("q_proj", normed[row], head), attention.q_norm)
+                query = rms_norm(part(attention.q_proj, normed[row], head), attention.q_norm)
                 query = rotate(query, position, config.rope_theta)
                 scores, values = [], []
                 for key_position, source in enumerate(sources):
@@ -328,17 +326,15 @@ def naive_denoise(drafter, block, taps):
                         continue
                     if sliding and position - key_position >= config.sliding_window:
                         continue
-                    key = rms_norm(part("k_proj", source, head // groups), attention.k_norm)
+                    key = rms_norm(part(attention.k_proj, source, head // groups), attention.k_norm)
                     scores.append(query @ rotate(key, key_position, config.rope_theta) / config.head_dim**0.5)
-                    values.append(part("v_proj", source, head // groups))
+                    values.append(part(attention.v_proj, source, head // groups))
                 heads.append(torch.stack(scores).softmax(0) @ torch.stack(values))
             attended.append(attention.o_proj.weight @ torch.cat(heads))
         x = x + torch.stack(attended)
         normed = rms_norm(x, layer.post_attention_layernorm)
-        gate, up = (
-            normed @ stored[f"layers.{layer_idx}.mlp.{part}_proj.weight"].T for part in ("gate", "up")
-        )
-        x = x + (F.silu(gate) * up) @ layer.mlp.down_proj.weight.T
+        gate = F.silu(normed @ layer.mlp.gate_proj.weight.T)
+        x = x + (gate * (normed @ layer.mlp.up_proj.weight.T)) @ layer.mlp.down_proj.weight.T
     return rms_norm(x, drafter.norm)
 
 

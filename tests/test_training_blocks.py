@@ -23,7 +23,7 @@ from assets.training.blocks import (
 
 def some_blocks():
     target, drafter = hybrid(), random_pair().drafter
-    ids = torch.stack([torch.as_tensor(random_ids(14, seed=seed)).flatten() for seed in (0, 1)])
+    ids = torch.cat([random_ids(14, seed=seed) for seed in (0, 1)])
     anchors, config = torch.tensor([[2, 5], [3, 9]]), drafter.config
     blocks = make_blocks(
         ids, torch.tensor([14, 12]), anchors, config.block_size, config.mask_token_id, position_decay=4.0

@@ -65,10 +65,8 @@ def draft_logits(drafter: DFlashDrafter, target: Qwen3_5ForCausalLM, taps: Tenso
     context_position_ids = torch.arange(taps.shape[1]).expand(taps.shape[:2])
     embeddings = target.model.embed_tokens(blocks.token_ids)
     hidden = drafter(embeddings, taps, context_position_ids, blocks.position_ids, blocks.attention_mask)
-    drafted = hidden.unflatten(1, (-1, drafter.config.block_size))[
-        :, :, 1:
-    ]  # the anchor's row predicts nothing
-    return target.lm_head(drafted)
+    rows = hidden.unflatten(1, (-1, drafter.config.block_size))
+    return target.lm_head(rows[:, :, 1:])  # the anchor's row predicts nothing
 
 
 def target_probabilities(target_logits: Tensor, blocks: Blocks, temperatures: Tensor) -> Tensor:
@@ -82,9 +80,11 @@ def target_probabilities(target_logits: Tensor, blocks: Blocks, temperatures: Te
         temperatures: (B,) at which they were written.
     """
     vocab_size = target_logits.shape[-1]
-    drafted = blocks.position_ids.unflatten(1, (blocks.labels.shape[1], -1))[:, :, 1:]
-    before = (drafted - 1).clamp(max=target_logits.shape[1] - 1).flatten(1)
-    logits = target_logits.gather(1, before[..., None].expand(-1, -1, vocab_size)).view(*drafted.shape, -1)
+    before = blocks.position_ids.unflatten(1, (blocks.labels.shape[1], -1))[
+        :, :, :-1
+    ]  # the token before each
+    rows = before.clamp(max=target_logits.shape[1] - 1).flatten(1)
+    logits = target_logits.gather(1, rows[..., None].expand(-1, -1, vocab_size)).view(*before.shape, -1)
     temperatures = temperatures[:, None, None, None]
     drawn_from = (logits / temperatures.clamp(min=1e-3)).softmax(dim=-1)
     return torch.where(temperatures > 0, drawn_from, F.one_hot(blocks.labels, vocab_size).to(logits.dtype))

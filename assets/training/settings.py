@@ -77,9 +77,7 @@ class DrafterTraining:
     warmup_steps: int = 40
     position_decay: float = 4.0
     num_whole_epochs: int = 2
-    late_document_share: float = (
-        0.25  # of the documents, in each later epoch: chat is what takes longest to learn
-    )
+    late_document_share: float = 0.25  # in each later epoch: chat is what takes longest to learn
     checkpoint_every: int = 500
 
 
