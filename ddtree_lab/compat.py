@@ -72,9 +72,10 @@ def iter_states(layer: Any) -> Iterator[tuple[str, int | None, Tensor]]:
 
 def get_state(layer: Any, name: str) -> Tensor:
     """The layer's first state called `name` (`"conv_states"` or `"recurrent_states"`)."""
-    for found, _, tensor in iter_states(layer):
-        if found == name:
-            return tensor
+    held = getattr(layer, name, None)
+    tensor = next(iter(held.values()), None) if isinstance(held, dict) else held
+    if isinstance(tensor, Tensor):
+        return tensor
     raise ValueError(f"cache: a {type(layer).__name__} holds no {name} yet; prefill the prompt first.")
 
 

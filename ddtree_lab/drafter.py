@@ -25,12 +25,13 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from ddtree_lab.checkpoint import CONFIG_NAME, WEIGHTS_NAME, open_checkpoint, read_json
 from ddtree_lab.drafter_config import DFlashConfig, refuse_second_generation
-from ddtree_lab.drafter_layers import DFlashLayer, RMSNorm, Rope, normed, rotated
+from ddtree_lab.drafter_layers import DFlashLayer, JoinedLinear, RMSNorm, Rope, rms_norm, rotated
 from ddtree_lab.stages.embedding import EmbeddingPath
 
 __all__ = ["DFlashConfig", "DFlashDrafter", "DrafterContext"]
 
 MOVING_ROPES = ("dynamic", "longrope")  # their frequencies are set anew, by the library, as the text grows
+ROPE_ROWS = 64  # consecutive positions whose rope is made at once
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,26 @@ class DrafterContext:
         return f"DrafterContext(num_rows={self.num_rows}, num_layers={len(self.keys)})"
 
 
+@dataclass(frozen=True, eq=False)
+class RopeTable:
+    """The rope of consecutive positions, and what it was made from."""
+
+    frequencies: Tensor
+    version: int  # of the frequencies: how often they have been written in place
+    scaling: float
+    position_ids: Int[Tensor, "1 rows"]
+    rope: Rope
+
+    def is_of(self, rotary: Any, dtype: torch.dtype) -> bool:
+        """Whether this is still what a rotary embedding gives."""
+        return (
+            rotary.inv_freq is self.frequencies
+            and rotary.inv_freq._version == self.version
+            and rotary.attention_scaling == self.scaling
+            and self.rope[0].dtype == dtype
+        )
+
+
 class DFlashDrafter(nn.Module):
     """A DFlash block-diffusion drafter in the published checkpoint format.
 
@@ -69,13 +90,23 @@ class DFlashDrafter(nn.Module):
         self.layers = nn.ModuleList(DFlashLayer(config) for _ in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary_emb = Qwen3RotaryEmbedding(config.to_qwen3())
+        self._rope_table: tuple[int, RopeTable | None] = (0, None)  # by its first position
+        self._join_context_projections()
 
     def _apply(self, fn: Any, recurse: bool = True) -> DFlashDrafter:
         """Moving or casting makes the rotary embedding anew: frequencies rounded to bf16 are wrong far out."""
         super()._apply(fn, recurse)
         with torch.device(self.device):
             self.rotary_emb = Qwen3RotaryEmbedding(self.config.to_qwen3())
+        self._join_context_projections()
         return self
+
+    def _join_context_projections(self) -> None:
+        """Committed rows are the same for every layer: one product gives all of their keys and values."""
+        layers = [layer.self_attn for layer in self._layers]
+        self._context_projections = JoinedLinear(
+            [part for layer in layers for part in (layer.k_proj, layer.v_proj)]
+        )
 
     @property
     def dtype(self) -> torch.dtype:
@@ -111,9 +142,9 @@ class DFlashDrafter(nn.Module):
                 f"taps are missing; a DFlash drafter reads the target's layers {list(self.tap_layer_ids)}."
             )
         start = 0 if context is None else context.num_rows
-        positions = torch.arange(start, start + len(taps), device=self.device)[None]
         with torch.no_grad():
-            return self.extend_context(taps[None].to(self.device), positions, context)
+            positions, rope = self._consecutive(start, len(taps))
+            return self.extend_context(taps[None].to(self.device), positions, context, rope)
 
     def propose(
         self, context: DrafterContext, anchor_token_id: int, embeddings: EmbeddingPath
@@ -132,9 +163,8 @@ class DFlashDrafter(nn.Module):
         block = [anchor_token_id] + [mask_token_id] * self.num_draft_positions
         with torch.no_grad():
             rows = embeddings.embed(torch.tensor([block])).to(self.device)
-            start = context.num_rows
-            positions = torch.arange(start, start + len(block), device=self.device)[None]
-            logits = embeddings.logits(self.denoise(rows, positions, context))
+            positions, rope = self._consecutive(context.num_rows, len(block))
+            logits = embeddings.logits(self.denoise(rows, positions, context, rope=rope))
             return logits[0, 1:]  # the anchor's own row predicts nothing; eight are quicker than seven
 
     def extend_context(
@@ -142,12 +172,14 @@ class DFlashDrafter(nn.Module):
         taps: Float[Tensor, "batch rows taps_width"],
         position_ids: Int[Tensor, "batch rows"],
         context: DrafterContext | None = None,
+        rope: Rope | None = None,
     ) -> DrafterContext:
         """A context with the rows of newly committed tokens appended; `context` stays as it was.
 
         Args:
             taps: hidden states of the tapped target layers, concatenated along the last axis.
             position_ids: absolute positions of those tokens.
+            rope: cosines and sines of those positions, where they are at hand.
         """
         expected = self.fc.in_features
         if taps.shape[-1] != expected:
@@ -157,7 +189,7 @@ class DFlashDrafter(nn.Module):
                 "was it trained for another target?"
             )
         fused = self.hidden_norm(self.fc(taps.to(self.dtype)))  # (B, rows, H), shared by every layer
-        keys, values = self._keys_values(fused, self._rope(fused, position_ids))
+        keys, values = self._keys_values(fused, rope or self._rope(fused, position_ids))
         if context is None:
             return DrafterContext(keys, values, position_ids)
         return DrafterContext(
@@ -168,14 +200,13 @@ class DFlashDrafter(nn.Module):
 
     def _keys_values(self, fused: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
         """Keys and values of every layer, which all see the same rows: two of (L, B, kv_heads, rows, d)."""
-        layers = [layer.self_attn for layer in self._layers]
-        parts = [part(fused) for layer in layers for part in (layer.k_proj, layer.v_proj)]
         config = self.config
-        shape = (len(layers), 2, config.num_key_value_heads, config.head_dim)
-        heads = torch.cat(parts, dim=-1).unflatten(-1, shape)  # (B, rows, L, 2, kv_heads, d)
+        shape = (len(self.layers), 2, config.num_key_value_heads, config.head_dim)
+        heads = self._context_projections(fused).unflatten(-1, shape)  # (B, rows, L, 2, kv_heads, d)
         keys, values = heads.permute(2, 3, 0, 4, 1, 5).unbind(1)
-        weights = torch.stack([layer.k_norm.weight for layer in layers])[:, None, None, None]
-        return rotated(normed(keys, config.rms_norm_eps) * weights, rope), values
+        weights = torch.stack([layer.self_attn.k_norm.weight for layer in self._layers])
+        weights = weights.view(len(weights), 1, 1, 1, -1)
+        return rotated(rms_norm(keys, weights, config.rms_norm_eps), rope), values
 
     def _rope(
         self, x: Tensor, position_ids: Int[Tensor, "batch rows"]
@@ -197,24 +228,46 @@ class DFlashDrafter(nn.Module):
         cosines, sines = factors[:, None].chunk(2, dim=-1)
         return cosines, sines
 
+    def _consecutive(self, start: int, num_rows: int) -> tuple[Int[Tensor, "1 rows"], Rope]:
+        """Position ids from `start` on, and their rope, cut out of a table that serves some ten rounds."""
+        rotary, first = self.rotary_emb, start - start % ROPE_ROWS
+        # Nobody could tell whether an inference tensor has been written to.
+        if num_rows > ROPE_ROWS or rotary.rope_type in MOVING_ROPES or rotary.inv_freq.is_inference():
+            positions = torch.arange(start, start + num_rows, device=self.device)[None]
+            return positions, self._rope(self.fc.weight, positions)
+        held, table = self._rope_table
+        if table is None or held != first or not table.is_of(rotary, self.dtype):
+            # Twice as many: rows that begin in one stretch may end in the next.
+            positions = torch.arange(first, first + 2 * ROPE_ROWS, device=self.device)[None]
+            rope = self._rope(self.fc.weight, positions)
+            table = RopeTable(
+                rotary.inv_freq, rotary.inv_freq._version, rotary.attention_scaling, positions, rope
+            )
+            self._rope_table = first, table
+        rows, (cos, sin) = slice(start - first, start - first + num_rows), table.rope
+        return table.position_ids[:, rows], (cos[:, :, rows], sin[:, :, rows])
+
     def denoise(
         self,
         block_embeddings: Float[Tensor, "batch rows hidden"],
         position_ids: Int[Tensor, "batch rows"],
         context: DrafterContext,
         attention_mask: Bool[Tensor, "batch 1 rows keys"] | None = None,
+        rope: Rope | None = None,
     ) -> Float[Tensor, "batch rows hidden"]:
         """Normed hidden states of the block rows; the target's head turns them into logits.
 
         Args:
             attention_mask: True where a row may attend, over context rows then block rows; given
                 in training, where one call holds many blocks. `None` means one block.
+            rope: cosines and sines of the block's positions, where they are at hand.
         """
         x = block_embeddings.to(self.dtype)
-        rope = self._rope(x, position_ids)
-        for i, layer in enumerate(self._layers):
+        rope = rope or self._rope(x, position_ids)
+        layers = zip(self._layers, context.keys, context.values, strict=True)
+        for i, (layer, keys, values) in enumerate(layers):
             mask = self._layer_mask(i, position_ids, context.position_ids, attention_mask)
-            x = layer(x, rope, (context.keys[i], context.values[i]), mask)
+            x = layer(x, rope, (keys, values), mask)
         return self.norm(x)
 
     def forward(

@@ -6,9 +6,13 @@ and keys are normed and turned side by side.
 
 from __future__ import annotations
 
+import copy
 import functools
+import math
+from collections.abc import Sequence
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
@@ -22,18 +26,20 @@ class RMSNorm(nn.RMSNorm):
     """`torch.nn.RMSNorm` in two thirds of the time where PyTorch has no kernel for it."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return normed(x, self.eps) * self.weight
+        return rms_norm(x, self.weight, self.eps)
 
 
-def normed(x: Tensor, eps: float | None) -> Tensor:
-    """Vectors over their root mean square, x / √(mean(x²) + eps): `F.rms_norm` without a weight.
+def rms_norm(x: Tensor, weight: Tensor, eps: float | None) -> Tensor:
+    """`F.rms_norm` over the last axis, x / √(mean(x²) + eps) · weight; `weight` may differ between heads.
 
     For float32 on a processor PyTorch 2.13 has no kernel and puts it together of more calls than the four here.
     """
+    size = x.shape[-1]
     if eps is None or x.dtype != torch.float32 or x.device.type != "cpu":
-        return F.rms_norm(x, x.shape[-1:], eps=eps)
-    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return x * torch.addcmul(_constant(eps), length, length, value=1 / x.shape[-1]).rsqrt()
+        return F.rms_norm(x, (size,), eps=eps) * weight
+    # √(Σx² + size · eps), the root mean square times √size, which the weight is given as well
+    length = torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), _constant(math.sqrt(size * eps)))
+    return torch.addcmul(_constant(0.0), x, weight, value=math.sqrt(size)).div_(length)
 
 
 @functools.cache
@@ -47,6 +53,51 @@ def rotated(heads: Tensor, rope: Rope) -> Tensor:
     cos, sin = rope
     partners = heads.roll(heads.shape[-1] // 2, dims=-1)
     return torch.addcmul(heads * cos, partners, sin)
+
+
+class JoinedLinear:
+    """Linear layers that read the same rows, in one product.
+
+    Their weights move into one matrix, of which they become views: nothing is stored twice, and what is written into
+    one of them is seen here. As soon as one has another weight, a hook or a `forward` of its own, or gradients are
+    asked for, each layer is called for itself.
+    """
+
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+        self.layers = tuple(layers)
+        self.weight = torch.cat([layer.weight.detach() for layer in layers])
+        if self.weight.is_meta:
+            return
+        parts = self.weight.split([len(layer.weight) for layer in layers])
+        for layer, part in zip(layers, parts, strict=True):
+            layer.weight.data = part
+
+    def __deepcopy__(self, memo: dict) -> JoinedLinear:
+        """Of the copies of the layers, whose weights are copied one by one."""
+        return JoinedLinear([copy.deepcopy(layer, memo) for layer in self.layers])
+
+    def __call__(self, x: Float[Tensor, "*rows input"]) -> Float[Tensor, "*rows outputs"]:
+        """Outputs of the layers, one after the other along the last axis."""
+        if not torch.is_grad_enabled() and self._is_whole():
+            return F.linear(x, self.weight)
+        return torch.cat([layer(x) for layer in self.layers], dim=-1)
+
+    def _is_whole(self) -> bool:
+        address = self.weight.data_ptr()
+        for layer in self.layers:
+            if not _is_plain(layer) or layer.weight.data_ptr() != address:
+                return False
+            address += layer.weight.nbytes
+        return True
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    """Whether calling a module is nothing more than a product with its weight."""
+    return (
+        type(layer) is nn.Linear
+        and layer.bias is None
+        and not (layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer))
+    )
 
 
 class DFlashAttention(nn.Module):
@@ -69,10 +120,11 @@ class DFlashAttention(nn.Module):
         parts = [part(x) for part in (self.q_proj, self.k_proj, self.v_proj)]
         heads = torch.cat(parts, dim=-1).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         turned, values = heads.tensor_split([self.num_heads + self.num_kv_heads], dim=1)
+        q_weight, k_weight = self.q_norm.weight, self.k_norm.weight
         weights = torch.cat(
-            [self.q_norm.weight.expand(self.num_heads, -1), self.k_norm.weight.expand(self.num_kv_heads, -1)]
+            [q_weight.expand(self.num_heads, 1, -1), k_weight.expand(self.num_kv_heads, 1, -1)]
         )
-        both = rotated(normed(turned, self.q_norm.eps) * weights[:, None], rope)
+        both = rotated(rms_norm(turned, weights, self.q_norm.eps), rope)
         queries, keys = both.tensor_split([self.num_heads], dim=1)
         return queries, keys, values
 

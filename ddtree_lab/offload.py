@@ -22,9 +22,12 @@ def _hooks(module: nn.Module) -> list[Any]:
 
 def execution_device(module: nn.Module) -> torch.device:
     """Where a module that has weights of its own runs, which is not where an offloaded weight is."""
-    devices = (getattr(hook, "execution_device", None) for hook in _hooks(module))
-    found = next((device for device in devices if device is not None), None)
-    return next(module.parameters()).device if found is None else torch.device(found)
+    if "_hf_hook" in vars(module):
+        for hook in _hooks(module):
+            if (device := getattr(hook, "execution_device", None)) is not None:
+                return torch.device(device)
+    weight = getattr(module, "weight", None)  # to look for any parameter takes ten times as long
+    return next(module.parameters()).device if weight is None else weight.device
 
 
 @contextmanager

@@ -8,7 +8,6 @@ tensors. `decode.generate` follows the chain to its end, `Session` holds on to e
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -25,7 +24,14 @@ from ddtree_lab.costs import RoundCosts, clock, costs_of
 from ddtree_lab.pair import Pair
 from ddtree_lab.records import Record
 from ddtree_lab.sampling import Sampler
-from ddtree_lab.stages.cache import LayerReport, cache_length, describe_cache, make_cache, sliding_windows
+from ddtree_lab.stages.cache import (
+    LayerReport,
+    cache_length,
+    describe_cache,
+    make_cache,
+    shallow_copy,
+    sliding_windows,
+)
 from ddtree_lab.stages.commit import commit_path
 from ddtree_lab.stages.draft import Context, Draft, draft_block, extend_context
 from ddtree_lab.stages.forward import prefill
@@ -274,8 +280,9 @@ def _verify(pair: Pair, settings: Settings, state: State) -> tuple[Verification,
 def _walk(pair: Pair, settings: Settings, state: State) -> tuple[Walk, dict[str, Any]]:
     verification = _record(state, "verify", Verification)
     tree = verification.tree
-    positions = len(state.token_ids) + tree.depths  # of the token after each node
-    target_tokens = settings.sampler.choose(verification.logits, positions.tolist(), node_prefix(state, tree))
+    past_length = len(state.token_ids)
+    positions = [past_length + depth for depth in tree.depths.tolist()]  # of the token after each node
+    target_tokens = settings.sampler.choose(verification.logits, positions, node_prefix(state, tree))
     return walk_tree(tree, target_tokens), {}
 
 
@@ -290,11 +297,12 @@ def _commit(pair: Pair, settings: Settings, state: State) -> tuple[Commit, dict[
     token_ids, finish_reason = take_tokens(settings, state.token_ids, state.num_prompt_tokens, walk.token_ids)
     emitted = token_ids[len(state.token_ids) :]
     path = walk.path[: len(emitted)]  # an end inside the path cuts it: its last token stays outside the cache
-    cache = copy.copy(state.cache)  # is given new layers; the state before keeps the old ones
+    cache = shallow_copy(state.cache)  # is given new layers; the state before keeps the old ones
     commit_path(pair.target, cache, verification, path)
-    rows = list(path)
-    taps = None if verification.taps is None else verification.taps[rows]
-    committed = verification.tree.token_ids[rows].tolist()
+    taps = verification.taps
+    if taps is not None:
+        taps = taps.index_select(0, torch.tensor(path, device=taps.device))
+    committed = (state.anchor_token_id, *emitted[:-1])  # what the path's nodes hold
     context = extend_context(pair.drafter, taps, state.context, committed)
     pace = state.pace and state.pace.after(verification.tree, walk.num_accepted_drafts, len(emitted))
     record = Commit(

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Cache, PreTrainedModel
 
 from ddtree_lab.compat import layer_tensors
@@ -55,6 +56,29 @@ def _caller() -> str:
     while (package := frame.f_globals.get("__name__", "").partition(".")[0]) == "torch":
         frame = frame.f_back
     return package
+
+
+class Counted(TorchDispatchMode):
+    """Products and copied bytes."""
+
+    def __init__(self):
+        super().__init__()
+        self.products = self.copied = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        name = func.name()
+        self.products += name in ("aten::mm", "aten::bmm", "aten::baddbmm", "aten::addmm")
+        if name in (
+            "aten::clone",
+            "aten::_to_copy",
+            "aten::cat",
+            "aten::copy_",
+            "aten::index_select",
+            "aten::gather",
+        ):
+            self.copied += out.numel() * out.element_size()
+        return out
 
 
 def filled_cache(target: PreTrainedModel, ids: Tensor) -> Cache:

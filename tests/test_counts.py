@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
+from checks import Counted
 from models import dense, hybrid, random_ids
 from pairs import random_pair
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import ddtree_lab as dl
@@ -17,29 +17,6 @@ from ddtree_lab.compat import is_recurrent, layer_tensors
 from ddtree_lab.stages.cache import fork_cache
 from ddtree_lab.stages.commit import commit_path
 from ddtree_lab.stages.verify import PATHS_PER_PASS, verify_tree
-
-
-class Counted(TorchDispatchMode):
-    """Products and copied bytes."""
-
-    def __init__(self):
-        super().__init__()
-        self.products = self.copied = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        name = func.name()
-        self.products += name in ("aten::mm", "aten::bmm", "aten::baddbmm", "aten::addmm")
-        if name in (
-            "aten::clone",
-            "aten::_to_copy",
-            "aten::cat",
-            "aten::copy_",
-            "aten::index_select",
-            "aten::gather",
-        ):
-            self.copied += out.numel() * out.element_size()
-        return out
 
 
 def counts_of_a_pass(num_nodes, num_layers=4):

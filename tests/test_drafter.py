@@ -1,16 +1,17 @@
+import copy
 import json
 import math
 from pathlib import Path
 
 import pytest
 import torch
+from checks import Counted
 from models import VOCAB, hybrid, random_ids, small_drafter_config
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
 from ddtree_lab.drafter import DFlashDrafter
 from ddtree_lab.drafter_config import DFlashConfig
-from ddtree_lab.drafter_layers import RMSNorm, normed
 from ddtree_lab.stages.cache import make_cache
 from ddtree_lab.stages.draft import draft_block, extend_context
 from ddtree_lab.stages.embedding import resolve_embeddings
@@ -482,25 +483,84 @@ def test_hooks_on_its_layers_and_their_parts_run_once_a_block():
 # ── fewer calls ────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 128), (5, 32), (1, 1)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("scale", [0.0, 1e-6, 1.0, 1e6])
-def test_the_norm_is_the_librarys(shape, dtype, scale):
-    x = (torch.randn(shape, generator=torch.Generator().manual_seed(0)) * scale).to(dtype)
-    ours, theirs = (kind(shape[-1], eps=1e-6, dtype=dtype) for kind in (RMSNorm, torch.nn.RMSNorm))
-    for module in (ours, theirs):
-        module.weight.data = torch.linspace(-1, 2, shape[-1]).to(dtype)
-    torch.testing.assert_close(ours(x), theirs(x))
+@pytest.mark.parametrize("scaling", [None, YARN, {"rope_type": "dynamic", "factor": 2.0}])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_rope_of_consecutive_rows_is_that_of_their_positions(scaling, dtype):
+    drafter = drafter_of(rope_scaling=scaling).to(dtype)
+    for start, num_rows in [(0, 1), (3, 8), (60, 8), (63, 64), (64, 1), (5, 200), (7, 8), (10_000, 8)]:
+        positions, rope = drafter._consecutive(start, num_rows)
+        assert positions.tolist() == [list(range(start, start + num_rows))]
+        expected = drafter._rope(torch.zeros(1, dtype=dtype), positions)
+        for found, part in zip(rope, expected, strict=True):
+            torch.testing.assert_close(found, part)
 
 
-def test_the_norm_has_the_librarys_gradient_and_can_be_trained_after_inference():
-    x = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))
-    x[1] = 0
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda drafter: drafter.rotary_emb.inv_freq.mul_(0.5),
+        lambda drafter: setattr(drafter.rotary_emb, "inv_freq", drafter.rotary_emb.inv_freq * 0.5),
+        lambda drafter: setattr(drafter, "rotary_emb", drafter_of(rope_theta=100.0).rotary_emb),
+        lambda drafter: setattr(drafter.rotary_emb, "attention_scaling", 2.0),
+        lambda drafter: drafter.bfloat16(),
+    ],
+    ids=["written in place", "other frequencies", "another module", "another scale", "another dtype"],
+)
+@pytest.mark.parametrize("how", ["plain", "inference"])
+def test_a_changed_rotary_embedding_is_seen(change, how):
+    with torch.inference_mode(how == "inference"):
+        drafter = drafter_of()
+        before = drafter._consecutive(8, 8)[1][0].clone()
+        change(drafter)
+        positions, (cos, _) = drafter._consecutive(8, 8)
+        assert cos.dtype != before.dtype or not torch.equal(cos, before)
+        torch.testing.assert_close(cos, drafter._rope(drafter.fc.weight, positions)[0])
+
+
+def test_rows_are_drafted_and_remembered_with_the_rope_of_their_positions():
+    """By the table that `propose` and `remember` cut from, and by position ids as they are in training."""
+    drafter, embeddings = drafter_of(), resolve_embeddings(hybrid())
+    config = drafter.config
+    taps = torch.randn(140, drafter.fc.in_features, generator=torch.Generator().manual_seed(1))
+    context = given = None
+    for start, end in [
+        (0, 50),
+        (50, 58),
+        (58, 66),
+        (66, 140),
+    ]:  # across the ends of tables, and longer than one
+        context = drafter.remember([0] * (end - start), taps[start:end], context)
+        given = drafter.extend_context(taps[None, start:end], torch.arange(start, end)[None], given)
+        torch.testing.assert_close((context.keys, context.values), (given.keys, given.values))
+        assert torch.equal(context.position_ids, given.position_ids)
+        block = torch.tensor([[5] + [config.mask_token_id] * (config.block_size - 1)])
+        positions = torch.arange(end, end + config.block_size)[None]
+        hidden = drafter.denoise(embeddings.embed(block), positions, given)
+        expected = embeddings.logits(hidden)[0, 1:].detach()
+        torch.testing.assert_close(drafter.propose(context, 5, embeddings), expected)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_context_takes_one_product_and_stays_right_when_the_drafter_is_moved(bias, tmp_path):
+    drafter = drafter_of(attention_bias=bias)
+    taps = torch.randn(1, 6, drafter.fc.in_features, generator=torch.Generator().manual_seed(3))
+    positions = torch.arange(6)[None]
+    with torch.no_grad(), Counted() as counted:
+        first = drafter.extend_context(taps, positions)
+    count = 1 + 2 * len(drafter.layers) if bias else 2  # the fusion of taps is the other one
+    assert counted.products == count
+    drafter.save_pretrained(tmp_path)
+    torch.save(drafter, tmp_path / "whole.pt")
     with torch.inference_mode():
-        normed(x, 3e-5)  # makes what is kept
-    gradients = []
-    for function in (normed, lambda x, eps: F.rms_norm(x, (16,), eps=eps)):
-        given = x.clone().requires_grad_()
-        (function(given, 3e-5) * torch.arange(16.0)).sum().backward()
-        gradients.append(given.grad)
-    torch.testing.assert_close(*gradients)
+        moved = drafter_of(attention_bias=bias).double().float()
+    for other in (
+        copy.deepcopy(drafter),
+        torch.load(tmp_path / "whole.pt", weights_only=False),
+        DFlashDrafter.from_pretrained(tmp_path),
+        drafter_of(attention_bias=bias).double().float(),
+        moved,
+    ):
+        with torch.no_grad(), Counted() as counted:
+            found = other.extend_context(taps, positions)
+        assert counted.products == count
+        torch.testing.assert_close((found.keys, found.values), (first.keys, first.values))

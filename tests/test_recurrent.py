@@ -165,7 +165,7 @@ def test_window_after_a_path_is_the_end_of_the_text(kernel):
     inputs, window, *_ = conv_problem(tree, kernel)
     for node in range(tree.num_nodes):
         text = torch.cat([window, inputs[tree.path(node)].mT], dim=1)
-        assert torch.equal(window_after(inputs, window, tree.path(node)), text[:, -kernel:])
+        assert torch.equal(window_after(inputs, [window], tree.path(node)), text[:, -kernel:])
 
 
 def conv_problem(tree, kernel, channels=6):

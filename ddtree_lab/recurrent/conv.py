@@ -40,11 +40,20 @@ def tree_conv(
 
 
 def window_after(
-    inputs: Float[Tensor, "node channel"],
-    window: Float[Tensor, "channel kernel"],
+    inputs: Float[Tensor, "node channels"],
+    windows: Sequence[Float[Tensor, "_ kernel"]],
     path: Sequence[int] | Tensor,
-) -> Float[Tensor, "channel kernel"]:
-    """The committed window after a root path: its last K inputs, older ones from `window`."""
-    nodes = torch.as_tensor(path, device=inputs.device)[-window.shape[1] :]
-    taken = inputs.index_select(0, nodes).mT  # (C, P), no more of it than the window holds
-    return torch.cat([window, taken.to(window.dtype)], dim=1)[:, -window.shape[1] :]
+) -> Float[Tensor, "channels kernel"]:
+    """The committed window after a root path: its last K inputs, older ones from the window before.
+
+    Args:
+        inputs: of a layer's channels, or of several layers side by side.
+        windows: of each of these layers, in that order.
+    """
+    kernel = windows[0].shape[1]
+    nodes = torch.as_tensor(path, device=inputs.device)[-kernel:]
+    # (C, P), no more of it than the window holds
+    taken = inputs.index_select(0, nodes).mT.to(windows[0].dtype)
+    if len(nodes) == kernel:
+        return taken.contiguous()
+    return torch.cat([torch.cat(list(windows)), taken], dim=1)[:, -kernel:]

@@ -73,12 +73,10 @@ def _kind(left: GatedDeltaFactors) -> tuple:
 def _commit_joined(factors: Sequence[GatedDeltaFactors], layers: Sequence[Any], nodes: Tensor) -> None:
     nodes = nodes.to(factors[0].conv_inputs.device)
     inputs = torch.cat([left.conv_inputs for left in factors], dim=1)  # (N, L · C)
-    before = torch.cat([get_state(layer, "conv_states")[0] for layer in layers])  # (L · C, K)
-    window = window_after(inputs, before, nodes)
+    window = window_after(inputs, [get_state(layer, "conv_states")[0] for layer in layers], nodes)
     delta = DeltaFactors.joined([left.delta for left in factors])
     state = delta.state_after(nodes).to(delta.initial_state.dtype)  # (L · H, d_k, d_v)
-    for layer, conv, recurrent in zip(
-        layers, window.chunk(len(layers)), state.chunk(len(layers)), strict=True
-    ):
-        set_state(layer, "conv_states", conv[None])
-        set_state(layer, "recurrent_states", recurrent[None])
+    windows, states = (both[None].chunk(len(layers), dim=1) for both in (window, state))
+    for layer, conv, recurrent in zip(layers, windows, states, strict=True):
+        set_state(layer, "conv_states", conv)
+        set_state(layer, "recurrent_states", recurrent)

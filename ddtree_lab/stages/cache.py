@@ -263,6 +263,13 @@ def _has_state(cache: Cache) -> bool:
     return any(layer_tensors(layer) for layer in cache.layers)
 
 
+def shallow_copy(x: Any) -> Any:
+    """As `copy.copy` of an object without slots, in a third of its time."""
+    twin = object.__new__(type(x))
+    vars(twin).update(vars(x))
+    return twin
+
+
 def fork_cache(cache: Cache, *, clone_states: bool = True) -> Cache:
     """A second cache that continues from the same committed tokens, leaving the first untouched.
 
@@ -270,7 +277,7 @@ def fork_cache(cache: Cache, *, clone_states: bool = True) -> Cache:
     are never written. Recurrent states are overwritten by a plain forward, so they are cloned;
     `clone_states=False` shares them too, for a pass that only reads them.
     """
-    forked = copy.copy(cache)
+    forked = shallow_copy(cache)
     forked.layers = [_fork_layer(layer, clone_states) for layer in cache.layers]
     return forked
 
@@ -278,14 +285,13 @@ def fork_cache(cache: Cache, *, clone_states: bool = True) -> Cache:
 def _fork_layer(layer: Any, clone_states: bool) -> Any:
     if not isinstance(layer, DynamicLayer) and not is_recurrent(layer):
         return copy.deepcopy(layer)
-    held = dict(vars(layer))  # shares every tensor
+    twin = shallow_copy(layer)  # shares every tensor
+    held = vars(twin)
     for name, value in vars(layer).items():
         if isinstance(value, dict):
             held[name] = {key: _maybe_clone(state, clone_states) for key, state in value.items()}
         elif clone_states and name not in ("keys", "values"):
             held[name] = _maybe_clone(value, clone_states)
-    twin = object.__new__(type(layer))  # as copy.copy would, at a third of its time
-    vars(twin).update(held)
     return twin
 
 

@@ -225,13 +225,16 @@ def build_tree(draft_logits: Any, budget: int, root_token_id: int = 0) -> DraftT
         found = best_first(log_probs, budget, more_ranks=True)
         if found is not None:
             return _tree(found, token_ids, root_token_id)
-    log_probs, token_ids = _top(logits, max(budget, 0))
+    log_probs, token_ids = _top(logits, budget)
     return _tree(best_first(log_probs, max(budget, 0)), token_ids, root_token_id)
 
 
 def build_tree_heap(draft_logits: Any, budget: int, root_token_id: int = 0) -> DraftTree:
     """The published builder: a heap, best first; ties go to the smaller tuple of ranks."""
-    log_probs, token_ids = top_log_probs(draft_logits, max(budget, 0))
+    logits = _checked(draft_logits)
+    if not len(logits):
+        return DraftTree.from_parents([root_token_id], [-1])
+    log_probs, token_ids = _top(logits, budget)
     return _tree(best_first_heap(log_probs, max(budget, 0)), token_ids, root_token_id)
 
 
@@ -251,8 +254,8 @@ def build_chain(draft_logits: Any, root_token_id: int = 0) -> DraftTree:
 def _tree(found: BestFirst | None, token_ids: np.ndarray, root_token_id: int) -> DraftTree:
     assert found is not None
     parents, depths, ranks, scores = found
-    tokens = np.full(len(parents), root_token_id, dtype=np.int64)
-    tokens[1:] = token_ids[depths[1:] - 1, ranks[1:]]
+    tokens = token_ids[depths - 1, ranks]  # of the root anything
+    tokens[0] = root_token_id
     return DraftTree._built(tokens, parents, depths, ranks, scores)
 
 
@@ -262,7 +265,8 @@ def top_log_probs(draft_logits: Any, width: int) -> tuple[np.ndarray, np.ndarray
     No more than `width` ranks of a depth can be in a tree of `width` nodes, and k is no larger
     than the vocabulary. Log-probabilities are rounded to float32, as published, so that two builders agree.
     """
-    return _top(_checked(draft_logits), width)
+    log_probs, token_ids = _top(_checked(draft_logits), width)
+    return log_probs[:, : max(width, 0)], token_ids[:, : max(width, 0)]
 
 
 def _checked(draft_logits: Any) -> Tensor:
@@ -275,11 +279,14 @@ def _checked(draft_logits: Any) -> Tensor:
 
 
 def _top(logits: Tensor, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """`top_log_probs` of checked logits. A few rows at a time, so that they stay in the processor's cache."""
+    """`top_log_probs` of checked logits, one rank at least, which shows what is broken.
+
+    A few rows at a time, so that they stay in the processor's cache.
+    """
     import torch
 
     at_once = max(1, CACHED_LOGITS // logits.shape[1])
-    k = max(1, min(width, logits.shape[1]))  # one at least, to see what is broken
+    k = max(1, min(width, logits.shape[1]))
     _, token_ids = top_logits(logits, k)
     chunks = [
         logits[i : i + at_once].float().log_softmax(-1).gather(1, token_ids[i : i + at_once])
@@ -291,7 +298,7 @@ def _top(logits: Tensor, width: int) -> tuple[np.ndarray, np.ndarray]:
             "draft_logits holds NaN or +inf, or a row without a finite value; the drafter's output is "
             "broken (half precision overflows in its tap fusion, use bfloat16 or float32)."
         )
-    return log_probs[:, : max(width, 0)], token_ids[:, : max(width, 0)].cpu().numpy()
+    return log_probs, token_ids.cpu().numpy()
 
 
 def top_logits(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:

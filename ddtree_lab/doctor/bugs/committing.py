@@ -43,7 +43,7 @@ def _state_of_last_node(layer: Any, factors: Any, last: list[int]) -> None:
 def _conv_of_all_nodes(layer: Any, factors: Any, last: list[int]) -> None:
     window = get_state(layer, "conv_states")
     everything = range(len(factors.conv_inputs))
-    set_state(layer, "conv_states", window_after(factors.conv_inputs, window[0], everything)[None])
+    set_state(layer, "conv_states", window_after(factors.conv_inputs, [window[0]], everything)[None])
 
 
 def _rows_taken(order: Callable[[list[int]], list[int]]) -> Any:
