@@ -47,13 +47,13 @@ lab: .venv/.notebook
 notebooks: .venv/.notebook
 	$(BIN)/python notebooks/build.py $(ARGS)
 
-# Every figure of docs/performance.md, on an idle machine: about a quarter of an hour.
+# Every figure of docs/performance.md, on an idle machine: about half an hour.
 BENCH := OMP_NUM_THREADS=1 $(BIN)/ddtree-lab bench
 bench: .venv/.notebook
 	rm -rf build/bench
 	$(BENCH) micro
-	$(BENCH) --prompts chat --limit 6 --temperatures 0,1 --repeats 5 --out build/bench/sweep
-	$(BENCH) --prompts docs --temperatures 0,0.7 --repeats 5 --out build/bench/sweep
+	$(BENCH) --prompts chat --limit 6 --temperatures 0,1 --repeats 10 --out build/bench/sweep
+	$(BENCH) --prompts docs --temperatures 0,0.7 --repeats 10 --out build/bench/sweep
 	$(BENCH) --prompts code --temperatures 0,0.7 --repeats 3 --out build/bench/sweep
 	$(BENCH) advise --prompts chat --limit 3
 	$(BENCH) advise --prompts docs --limit 3 --temperatures 0.7
