@@ -62,13 +62,15 @@ class RopeTable:
     frequencies: Tensor
     version: int  # of the frequencies: how often they have been written in place
     scaling: float
+    first: int  # position
     position_ids: Int[Tensor, "1 rows"]
     rope: Rope
 
-    def is_of(self, rotary: Any, dtype: torch.dtype) -> bool:
-        """Whether this is still what a rotary embedding gives."""
+    def is_of(self, rotary: Any, first: int, dtype: torch.dtype) -> bool:
+        """Whether this is what a rotary embedding gives from a position on."""
         return (
-            rotary.inv_freq is self.frequencies
+            first == self.first
+            and rotary.inv_freq is self.frequencies
             and rotary.inv_freq._version == self.version
             and rotary.attention_scaling == self.scaling
             and self.rope[0].dtype == dtype
@@ -90,7 +92,7 @@ class DFlashDrafter(nn.Module):
         self.layers = nn.ModuleList(DFlashLayer(config) for _ in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary_emb = Qwen3RotaryEmbedding(config.to_qwen3())
-        self._rope_table: tuple[int, RopeTable | None] = (0, None)  # by its first position
+        self._rope_table: RopeTable | None = None
         self._join_context_projections()
 
     def _apply(self, fn: Any, recurse: bool = True) -> DFlashDrafter:
@@ -235,15 +237,14 @@ class DFlashDrafter(nn.Module):
         if num_rows > ROPE_ROWS or rotary.rope_type in MOVING_ROPES or rotary.inv_freq.is_inference():
             positions = torch.arange(start, start + num_rows, device=self.device)[None]
             return positions, self._rope(self.fc.weight, positions)
-        held, table = self._rope_table
-        if table is None or held != first or not table.is_of(rotary, self.dtype):
+        table = self._rope_table
+        if table is None or not table.is_of(rotary, first, self.dtype):
             # Twice as many: rows that begin in one stretch may end in the next.
             positions = torch.arange(first, first + 2 * ROPE_ROWS, device=self.device)[None]
             rope = self._rope(self.fc.weight, positions)
-            table = RopeTable(
-                rotary.inv_freq, rotary.inv_freq._version, rotary.attention_scaling, positions, rope
-            )
-            self._rope_table = first, table
+            version, scaling = rotary.inv_freq._version, rotary.attention_scaling
+            table = RopeTable(rotary.inv_freq, version, scaling, first, positions, rope)
+            self._rope_table = table
         rows, (cos, sin) = slice(start - first, start - first + num_rows), table.rope
         return table.position_ids[:, rows], (cos[:, :, rows], sin[:, :, rows])
 

@@ -80,9 +80,8 @@ def target_probabilities(target_logits: Tensor, blocks: Blocks, temperatures: Te
         temperatures: (B,) at which they were written.
     """
     vocab_size = target_logits.shape[-1]
-    before = blocks.position_ids.unflatten(1, (blocks.labels.shape[1], -1))[
-        :, :, :-1
-    ]  # the token before each
+    positions = blocks.position_ids.unflatten(1, (blocks.labels.shape[1], -1))
+    before = positions[:, :, :-1]  # the token before each
     rows = before.clamp(max=target_logits.shape[1] - 1).flatten(1)
     logits = target_logits.gather(1, rows[..., None].expand(-1, -1, vocab_size)).view(*before.shape, -1)
     temperatures = temperatures[:, None, None, None]

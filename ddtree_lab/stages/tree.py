@@ -231,10 +231,7 @@ def build_tree(draft_logits: Any, budget: int, root_token_id: int = 0) -> DraftT
 
 def build_tree_heap(draft_logits: Any, budget: int, root_token_id: int = 0) -> DraftTree:
     """The published builder: a heap, best first; ties go to the smaller tuple of ranks."""
-    logits = _checked(draft_logits)
-    if not len(logits):
-        return DraftTree.from_parents([root_token_id], [-1])
-    log_probs, token_ids = _top(logits, budget)
+    log_probs, token_ids = top_log_probs(draft_logits, max(budget, 0))
     return _tree(best_first_heap(log_probs, max(budget, 0)), token_ids, root_token_id)
 
 
@@ -254,6 +251,8 @@ def build_chain(draft_logits: Any, root_token_id: int = 0) -> DraftTree:
 def _tree(found: BestFirst | None, token_ids: np.ndarray, root_token_id: int) -> DraftTree:
     assert found is not None
     parents, depths, ranks, scores = found
+    if len(parents) == 1:  # nor need there be a token to choose from
+        return DraftTree.from_parents([root_token_id], [-1])
     tokens = token_ids[depths - 1, ranks]  # of the root anything
     tokens[0] = root_token_id
     return DraftTree._built(tokens, parents, depths, ranks, scores)

@@ -161,7 +161,9 @@ def _block_changed(
     def switch(port: BuggyPort) -> Switch:
         def make(denoise: Any) -> Any:
             def denoised(self: Any, rows: Tensor, positions: Tensor, *args: Any, rope: Any = None) -> Tensor:
-                return denoise(self, *change(rows, positions), *args)  # with the rope of the changed positions
+                return denoise(
+                    self, *change(rows, positions), *args
+                )  # with the rope of the changed positions
 
             return denoised
 
